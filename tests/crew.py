@@ -33,7 +33,7 @@ def hold(id: str, ttl: float, wait: float = 10.0, **settings: Any) -> None:
 def recover(id: str, seconds: float, **settings: Any) -> None:
     """Meet a Redis that lost something, and take so long in the middle of putting it together with SQL."""
     with StateStore.open(**settings) as store:
-        partitions = store._twin._lifecycle.tiers().warm.partitions
+        partitions = store._core._lifecycle.tiers().warm.partitions
         install = partitions.install
 
         async def slowly(*given: Any, **named: Any) -> str:
@@ -45,7 +45,7 @@ def recover(id: str, seconds: float, **settings: Any) -> None:
         say("opened")
         sys.stdin.readline()
         say(store.session(id).set("n", 1))
-        say(store._twin._lifecycle.tiers().recovery.count)
+        say(store._core._lifecycle.tiers().recovery.count)
 
 
 def agent(id: str, die: bool, **settings: Any) -> str | None:
@@ -171,7 +171,7 @@ def repair(at: int | None, **settings: Any) -> None:
     begun = StateStore.repair
 
     def counting(store: StateStore, **given: Any) -> Any:
-        port = store._twin._lifecycle.tiers().port
+        port = store._core._lifecycle.tiers().port
         for name in ("sql", "script", "scripts", "command", "commands", "command_with"):
             setattr(port, name, counted(getattr(port, name)))
         return begun(store, **given)

@@ -87,7 +87,7 @@ class Blocking:
         value = getattr(self.it, name)
         if not callable(value) or isinstance(value, type):
             return wrap(value)
-        twin = getattr(type(getattr(self.it, "_twin", None)), name, None)
+        twin = getattr(type(getattr(self.it, "_core", None)), name, None)
         if inspect.iscoroutinefunction(twin):
 
             async def call(*args: Any, **named: Any) -> Any:
@@ -135,7 +135,7 @@ class Blocking:
 
 def core(it: Any) -> Any:
     """The asyncio object inside, for a test that has to look below a face."""
-    return it.it._twin if isinstance(it, Blocking) else it
+    return it.it._core if isinstance(it, Blocking) else it
 
 
 def wrap(value: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The asyncio face as it is written: its classes, their public members, and what each name there refers to.
+"""The asyncio API as it is written: its classes, their public members, and what each name there refers to.
 
-Law: only the source is read; nothing of the package is imported, so that a broken blocking face can be written anew.
+Law: only the source is read; nothing of the package is imported, so that a broken blocking API can be written anew.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The text of the blocking face: a method, a class, a docstring. Law: it differs from the asyncio face by who waits."""
+"""The text of the blocking API: a method, a class, a docstring. Law: it differs from the asyncio API by who waits."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from async_source import Class, Function, Member, Module, Sources, docstring_of,
 
 # How what Python calls by itself is passed on.
 OPERATORS = {
-    "__getitem__": "return self._twin[key]",
-    "__setitem__": "self._twin[key] = value",
-    "__delitem__": "del self._twin[key]",
-    "__iter__": "return iter(self._twin)",
-    "__len__": "return len(self._twin)",
+    "__getitem__": "return self._core[key]",
+    "__setitem__": "self._core[key] = value",
+    "__delitem__": "del self._core[key]",
+    "__iter__": "return iter(self._core)",
+    "__len__": "return len(self._core)",
 }
-# What Python calls on each face for the same purpose.
+# What Python calls on each API for the same purpose.
 LEAVING = "leaving"  # of port.bodies
 PROTOCOLS = {
     "__aenter__": "__enter__",
@@ -29,7 +29,7 @@ PROTOCOLS = {
 }
 NEXT = """\
 try:
-    return finish(self._twin.__anext__())
+    return finish(self._core.__anext__())
 except StopAsyncIteration:
     raise StopIteration from None
 """
@@ -43,7 +43,7 @@ class CannotTell(Exception):
 class Rules:
     """What the source alone does not say: the tables at the top of generate_blocking.py."""
 
-    faces: Mapping[str, str]  # asyncio class: blocking class
+    counterparts: Mapping[str, str]  # asyncio class: blocking class
     wrappers: Mapping[str, str]  # asyncio class: the function that makes its blocking object, if not the class
     inner: Mapping[str, frozenset[str]]  # public on the asyncio class for other modules' sake, no part of the API
     bodies: Mapping[tuple[str, str], str]  # (class, method): its statements
@@ -52,25 +52,25 @@ class Rules:
     from_source: frozenset[str] = field(default_factory=frozenset)  # classes of which the bodies are rewritten
 
 
-def in_blocking_words(text: str, faces: Mapping[str, str]) -> str:
-    """What the asyncio face says, in the words of the blocking one; examples too."""
-    text = re.sub(r"\bAsync\w+", lambda match: faces.get(match[0], match[0]), text)
+def in_blocking_words(text: str, counterparts: Mapping[str, str]) -> str:
+    """What the asyncio API says, in the words of the blocking one; examples too."""
+    text = re.sub(r"\bAsync\w+", lambda match: counterparts.get(match[0], match[0]), text)
     text = re.sub(r"^ *import asyncio\n", "", text, flags=re.MULTILINE)
     text = re.sub(r"\basyncio\.run\((.*)\)", r"\1", text)
     return re.sub(r"\b(?:async (?=with\b|for\b|def\b)|await )", "", text)
 
 
 class Annotation(ast.NodeTransformer):
-    """A type as the blocking face has it; `modules` are the names that stand for modules of the package."""
+    """A type as the blocking API has it; `modules` are the names that stand for modules of the package."""
 
-    def __init__(self, faces: Mapping[str, str], module: Module) -> None:
-        self._faces = faces
+    def __init__(self, counterparts: Mapping[str, str], module: Module) -> None:
+        self._counterparts = counterparts
         self._module = module
         self.imports: set[str] = set()
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """A class of the asyncio face becomes its twin."""
-        return ast.Name(self._faces.get(node.id, node.id))
+        """A class of the asyncio API becomes its counterpart."""
+        return ast.Name(self._counterparts.get(node.id, node.id))
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         """`doctor.Finding`: imported by its own name, since a method may hide the module's."""
@@ -88,10 +88,10 @@ class Annotation(ast.NodeTransformer):
 
 
 class Unawaited(ast.NodeTransformer):
-    """Statements of the asyncio face with each await answered at once: by `finish`, or by a blocking method."""
+    """Statements of the asyncio API with each await answered at once: by `finish`, or by a blocking method."""
 
-    def __init__(self, faces: Mapping[str, str], own: Iterable[str]) -> None:
-        self._faces = faces
+    def __init__(self, counterparts: Mapping[str, str], own: Iterable[str]) -> None:
+        self._counterparts = counterparts
         self._own = set(own)
 
     def visit_Await(self, node: ast.Await) -> ast.expr:
@@ -101,7 +101,7 @@ class Unawaited(ast.NodeTransformer):
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
             receiver = call.func.value
             ours = isinstance(receiver, ast.Name) and receiver.id == "self" and call.func.attr in self._own
-            made = isinstance(receiver, ast.Call) and getattr(receiver.func, "id", "") in self._faces.values()
+            made = isinstance(receiver, ast.Call) and getattr(receiver.func, "id", "") in self._counterparts.values()
             if ours or made:
                 call.func.attr = PROTOCOLS.get(call.func.attr, call.func.attr)
                 return call
@@ -109,7 +109,7 @@ class Unawaited(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """`AsyncHost(self)` becomes `Host(self)`."""
-        return ast.Name(self._faces.get(node.id, node.id), node.ctx)
+        return ast.Name(self._counterparts.get(node.id, node.id), node.ctx)
 
 
 class Writer:
@@ -124,7 +124,7 @@ class Writer:
     # Classes
 
     def written(self, each: Class) -> str:
-        """A class of the blocking face."""
+        """A class of the blocking API."""
         name = each.node.name
         rules = self._rules
         self._see(each.module)
@@ -139,7 +139,9 @@ class Writer:
             if docstring is None or old not in docstring:
                 raise CannotTell(f"{name}: PHRASES has what its docstring does not say: {old!r}")
             docstring = docstring.replace(old, new)
-        lines = [f"class {rules.faces[name]}({', '.join(bases)}):" if bases else f"class {rules.faces[name]}:"]
+        lines = [
+            f"class {rules.counterparts[name]}({', '.join(bases)}):" if bases else f"class {rules.counterparts[name]}:"
+        ]
         lines += [_indented(docstring), ""] if docstring else []
         if name in rules.from_source:
             lines += [_indented(self._assignment(node)) for node in each.node.body if isinstance(node, ast.Assign)]
@@ -156,15 +158,15 @@ class Writer:
             self.modules.append(module)
 
     def _ancestry(self, each: Class) -> tuple[list[str], list[Class]]:
-        """The blocking class's bases, and the asyncio ones that have no twin and whose methods become its own."""
+        """The blocking class's bases, and the asyncio ones that have no core and whose methods become its own."""
         bases: list[str] = []
         flattened: list[Class] = []
         for base in each.node.bases:
             found = self._sources.find(each.module, _root(base))
             if found is None:
                 bases.append(ast.unparse(base))
-            elif found.node.name in self._rules.faces:
-                bases.append(ast.unparse(Annotation(self._rules.faces, each.module).visit(copy.deepcopy(base))))
+            elif found.node.name in self._rules.counterparts:
+                bases.append(ast.unparse(Annotation(self._rules.counterparts, each.module).visit(copy.deepcopy(base))))
             elif not any(getattr(its, "id", "") == "Protocol" for its in found.node.bases):
                 # A Protocol says what is needed of others; it offers nothing.
                 self._see(found.module)
@@ -181,7 +183,7 @@ class Writer:
         return list(found.values())
 
     def _assignment(self, node: ast.Assign) -> str:
-        return ast.unparse(Unawaited(self._rules.faces, ()).visit(copy.deepcopy(node))) + "\n"
+        return ast.unparse(Unawaited(self._rules.counterparts, ()).visit(copy.deepcopy(node))) + "\n"
 
     def _offered(self, name: str, member: str) -> bool:
         if member in self._rules.inner.get(name, ()):
@@ -190,19 +192,19 @@ class Writer:
         return special or not member.startswith("_")
 
     def _beginning(self, each: Class, bases: list[str]) -> str:
-        """How an object comes to its twin."""
+        """How an object comes to its core."""
         name = each.node.name
         whole = self._rules.definitions.get((name, "__init__"))
         parameters = [base for base in bases if base.startswith("Generic[")]
-        inherited = [base for base in each.node.bases if _root(base) in self._rules.faces]
+        inherited = [base for base in each.node.bases if _root(base) in self._rules.counterparts]
         variables = "[" + ast.unparse(inherited[0].slice) + "]" if _is_generic(inherited) else ""  # type: ignore[attr-defined]  # a Subscript
         variables = parameters[0].removeprefix("Generic") if parameters else variables
-        declared = f"_twin: {name}{variables}\n\n" if inherited else ""
+        declared = f"_core: {name}{variables}\n\n" if inherited else ""
         if whole is not None:
             return declared + whole
         if inherited:
             return declared
-        return f"def __init__(self, twin: {name}{variables}) -> None:\n    self._twin = twin\n\n"
+        return f"def __init__(self, core: {name}{variables}) -> None:\n    self._core = core\n\n"
 
     # Members
 
@@ -213,7 +215,7 @@ class Writer:
             return
         if member.annotation is not None:
             returns = self._annotation(member.annotation, member.module)
-            body = f"{self._docstring(member.docstring, name)}\nreturn self._twin.{member.name}\n"
+            body = f"{self._docstring(member.docstring, name)}\nreturn self._core.{member.name}\n"
             yield f"@property\ndef {member.name}(self) -> {returns}:\n{_indented(body)}"
         for node in member.definitions:
             yield self._function(name, node, member.module, found)
@@ -232,8 +234,8 @@ class Writer:
         return head + _indented(f"{docstring}\n{statements}" if docstring else statements) + "\n"
 
     def _decorator(self, text: str) -> str:
-        """As the blocking face has it: the body of a `with` is noted where its twin looks for it."""
-        return text.replace(f"{LEAVING}('", f"{LEAVING}('_twin.")
+        """As the blocking API has it: the body of a `with` is noted where its core looks for it."""
+        return text.replace(f"{LEAVING}('", f"{LEAVING}('_core.")
 
     def _parameters(self, node: Function, module: Module) -> str:
         arguments = copy.deepcopy(node.args)
@@ -244,7 +246,7 @@ class Writer:
         return ast.unparse(arguments)
 
     def _annotation(self, node: ast.expr, module: Module) -> str:
-        change = Annotation(self._rules.faces, module)
+        change = Annotation(self._rules.counterparts, module)
         text = ast.unparse(change.visit(copy.deepcopy(node)))
         self.imports |= change.imports
         return text
@@ -253,10 +255,10 @@ class Writer:
         if source is None:
             return None
         first, _, rest = source.partition("\n")
-        text = in_blocking_words(f"{first}\n{textwrap.dedent(rest)}" if rest else first, self._rules.faces)
+        text = in_blocking_words(f"{first}\n{textwrap.dedent(rest)}" if rest else first, self._rules.counterparts)
         left = re.search(r"\bawait\b|\bAsync[A-Z]|\basync (?:with|for)\b", text)
         if left is not None:
-            raise CannotTell(f"{name}: {left[0]!r} is left in a docstring of the blocking face: {text:.80}")
+            raise CannotTell(f"{name}: {left[0]!r} is left in a docstring of the blocking API: {text:.80}")
         return text
 
     # Bodies
@@ -264,7 +266,7 @@ class Writer:
     def _from_source(self, node: Function, found: list[Member]) -> str:
         own = [each.name for each in found if not each.name.startswith("_")]
         body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-        change = Unawaited(self._rules.faces, own)
+        change = Unawaited(self._rules.counterparts, own)
         return "\n".join(ast.unparse(ast.fix_missing_locations(change.visit(copy.deepcopy(each)))) for each in body)
 
     def _passed_on(self, node: Function) -> str:
@@ -276,23 +278,23 @@ class Writer:
             return "return self"
         decorators = [each for each in map(ast.unparse, node.decorator_list) if not each.startswith(f"{LEAVING}(")]
         if "property" in decorators:
-            return f"return self._twin.{node.name}"
+            return f"return self._core.{node.name}"
         if f"{node.name}.setter" in decorators:
-            return f"self._twin.{node.name} = {node.args.args[1].arg}"
+            return f"self._core.{node.name} = {node.args.args[1].arg}"
         if decorators:
             raise CannotTell(f"{node.name}: is a {decorators[0]}; give its body")
         return self._call(node)
 
     def _call(self, node: Function) -> str:
-        call = f"self._twin.{node.name}({', '.join(self._arguments(node))})"
+        call = f"self._core.{node.name}({', '.join(self._arguments(node))})"
         if isinstance(node, ast.AsyncFunctionDef):
             call = f"finish({call})"
         kind = "" if node.returns is None else _root(node.returns)
         if kind == "Self":
             return f"{call}\nreturn self"
-        if kind in self._rules.faces:
-            return f"return {self._rules.wrappers.get(kind, self._rules.faces[kind])}({call})"
-        if node.returns is not None and self._names_twin(node.returns):
+        if kind in self._rules.counterparts:
+            return f"return {self._rules.wrappers.get(kind, self._rules.counterparts[kind])}({call})"
+        if node.returns is not None and self._names_core(node.returns):
             raise CannotTell(f"{node.name}: returns {ast.unparse(node.returns)}; give its body")
         returns_nothing = isinstance(node.returns, ast.Constant) and node.returns.value is None
         return call if returns_nothing else f"return {call}"
@@ -309,16 +311,18 @@ class Writer:
             yield f"**{its.kwarg.arg}"
 
     def _argument(self, each: ast.arg) -> str:
-        """What the core is given: the twin of a blocking object."""
-        twins = sorted(self._names_twin(each.annotation)) if each.annotation is not None else []
-        if not twins:
+        """What the core is given: the core of a blocking object."""
+        cores = sorted(self._names_core(each.annotation)) if each.annotation is not None else []
+        if not cores:
             return each.arg
         if _root(each.annotation) == "Iterable":
-            return f"[twin_of(each) for each in {each.arg}]"
-        return f"twin_of({each.arg})"
+            return f"[core_of(each) for each in {each.arg}]"
+        return f"core_of({each.arg})"
 
-    def _names_twin(self, node: ast.expr) -> set[str]:
-        return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id in self._rules.faces}
+    def _names_core(self, node: ast.expr) -> set[str]:
+        return {
+            each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each.id in self._rules.counterparts
+        }
 
 
 def _root(node: ast.expr | None) -> str:

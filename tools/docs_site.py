@@ -1,4 +1,4 @@
-"""What the site does that MkDocs does not: blocks of both faces, pages of folders, links out of docs/, the reference.
+"""What the site does that MkDocs does not: blocks of both APIs, pages of folders, links out of docs/, the reference.
 
 Law: what is written in docs/ reads well without it, too; nothing is written that stands elsewhere.
 """
@@ -78,7 +78,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def shown(page: str, markdown: str) -> str:
-    """The page with the blocks as readers see them: those of both faces as two tabs, none with words for tests."""
+    """The page with the blocks as readers see them: those of both APIs as two tabs, none with words for tests."""
     blocks(page, markdown)  # says what is wrong with them
     lines = markdown.split("\n")
     for block in reversed(all_fences(page, markdown)):

@@ -1,11 +1,11 @@
 #!/usr/bin/env python
-"""Write the blocking face of the package from the asyncio one: signatures, docstrings, and one line a method.
+"""Write the blocking API of the package from the asyncio one: signatures, docstrings, and one line a method.
 
     python tools/generate_blocking.py           writes the files
     python tools/generate_blocking.py --check   changes nothing; shows what is stale and exits with 1 if anything is
 
-What is public on an asyncio class is public on its twin: methods, properties, overloads, operators, and attributes that
-the class annotates and describes by a docstring below. Where the source does not say all, a table below does.
+The counterpart of an asyncio class has all its public names: methods, properties, overloads, operators, and attributes
+that the class annotates and describes by a docstring below. Where the source does not say all, a table below does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PORT = "port.blocking"
 FILES = (
     File(
         "store.blocking_contexts",
-        "What the blocking face enters with `with`. Law: no logic here.",
+        "What the blocking API enters with `with`. Law: no logic here.",
         (
             "warm.lease:AsyncLease",
             "records.transaction:AsyncTransaction as TransactionBody",
@@ -50,7 +50,7 @@ FILES = (
     ),
     File(
         "store.blocking_records",
-        "Records and sessions on the blocking face. Law: no logic here; a hot read's shortcut is the one exception.",
+        "Records and sessions on the blocking API. Law: no logic here; a hot read's shortcut is the one exception.",
         (
             "records.record:AsyncRecord",
             "records.items:AsyncItems",
@@ -59,34 +59,34 @@ FILES = (
             "conversation.session:AsyncTypedSession",
         ),
         '''
-def as_session(twin: AsyncSession) -> Session:
-    """The blocking session, typed if its twin is."""
-    return TypedSession(twin) if isinstance(twin, AsyncTypedSession) else Session(twin)
+def as_session(core: AsyncSession) -> Session:
+    """The blocking session, typed if its core is."""
+    return TypedSession(core) if isinstance(core, AsyncTypedSession) else Session(core)
 
 
-def as_record(twin: AsyncRecord) -> Record:
-    """The blocking record, typed if its twin is."""
-    return TypedRecord(twin) if isinstance(twin, AsyncTypedRecord) else Record(twin)
+def as_record(core: AsyncRecord) -> Record:
+    """The blocking record, typed if its core is."""
+    return TypedRecord(core) if isinstance(core, AsyncTypedRecord) else Record(core)
 ''',
     ),
     File(
         "store.blocking_events",
-        "The events of a store as they are read one by one, on the blocking face. Law: no logic here.",
+        "The events of a store as they are read one by one, on the blocking API. Law: no logic here.",
         ("events.consumer:AsyncEvents",),
     ),
     File(
         "store.blocking",
-        """The blocking face: the same names without await. Law: no logic here.
+        """The blocking API: the same names without await. Law: no logic here.
 
 Works in threads, inside a running event loop and after fork(): a call steps the asyncio core by hand.
 """,
         ("records.transaction:AsyncBatch", "store.admin:AsyncAdmin", "store.asyncio:AsyncStateStore"),
         '''
-def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Session | Turn:
-    """The object of this face that stands in front of one of asyncio."""
-    if isinstance(twin, AsyncStateStore):
-        return StateStore(twin.settings, twin=twin)
-    return as_session(twin) if isinstance(twin, AsyncSession) else Turn(twin)
+def blocking(core: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Session | Turn:
+    """The object of this API that stands in front of one of asyncio."""
+    if isinstance(core, AsyncStateStore):
+        return StateStore(core.settings, core=core)
+    return as_session(core) if isinstance(core, AsyncSession) else Turn(core)
 ''',
     ),
     File(
@@ -106,12 +106,12 @@ def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Sessi
     ),
     File(
         "agents.blocking_deleted_state",
-        "The last state of a deleted conversation, on the blocking face. Law: no logic here.",
+        "The last state of a deleted conversation, on the blocking API. Law: no logic here.",
         ("agents.deleted_state:AsyncLastState",),
     ),
     File(
         "agents.blocking",
-        "Agents and their host on the blocking face. Law: what differs from the asyncio one is who waits.",
+        "Agents and their host on the blocking API. Law: what differs from the asyncio one is who waits.",
         ("agents.asyncio:AsyncAgent", "agents.asyncio:AsyncHost"),
     ),
 )
@@ -119,12 +119,12 @@ def face(twin: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | Sessi
 IMPORTS = {
     "finish": f"from {PACKAGE}.{PORT} import finish",
     "bodies": f"from {PACKAGE}.port import bodies",
-    "face_of": f"from {PACKAGE}.store.lifecycle import face_of",
+    "blocking_of": f"from {PACKAGE}.store.lifecycle import blocking_of",
     "MISSING": f"from {PACKAGE}.hot.cached_record import MISSING",
     "resolve": f"from {PACKAGE}.store.lifecycle import resolve",
     "context_of": f"from {PACKAGE}.records.context import context_of",
     "hook": f"from {PACKAGE}.store.lifecycle import hook",
-    "twin_of": f"from {PACKAGE}.store.lifecycle import twin_of",
+    "core_of": f"from {PACKAGE}.store.lifecycle import core_of",
     "AsyncTurn": f"from {PACKAGE}.conversation.turn import AsyncTurn",
     "AsyncSession": f"from {PACKAGE}.conversation.session import AsyncSession",
     "as_session": f"from {PACKAGE}.store.blocking_records import as_session",
@@ -138,9 +138,9 @@ IMPORTS = {
 }
 # A handle of a schema is of another class, and only the object knows.
 WRAPPERS = {"AsyncSession": "as_session", "AsyncRecord": "as_record"}
-# Bodies of classes that share a base with their twin instead of holding one: an agent is subclassed by users.
+# Bodies of classes that share a base with their core instead of holding one: an agent is subclassed by users.
 FROM_SOURCE = frozenset({"AsyncAgent"})
-# What the package calls on the asyncio objects from inside: no part of the API on either face.
+# What the package calls on the asyncio objects from inside: no part of the API on either API.
 INNER = {
     "AsyncStateStore": {"after_fork", "__await__"},
     "AsyncLease": {
@@ -166,11 +166,11 @@ INNER = {
 DEFINITIONS = {
     # What is found in hot is answered without a coroutine, which costs more than the look.
     ("AsyncRecord", "__init__"): """
-def __init__(self, twin: AsyncRecord) -> None:
-    self._twin = twin
-    self._peek = context_of(twin).shortcut()
+def __init__(self, core: AsyncRecord) -> None:
+    self._core = core
+    self._peek = context_of(core).shortcut()
 """,
-    # A store of this face makes its core itself, on the blocking port.
+    # A store of this API makes its core itself, on the blocking port.
     ("AsyncStateStore", "__init__"): """
 def __init__(
     self,
@@ -180,13 +180,13 @@ def __init__(
     access: Policy | None = None,
     credentials: Credentials | None = None,
     search: Search | bool | None = None,
-    twin: AsyncStateStore | None = None,
+    core: AsyncStateStore | None = None,
 ) -> None:
-    self._twin = twin or AsyncStateStore(
+    self._core = core or AsyncStateStore(
         settings, encryption=encryption, access=access, credentials=credentials, search=search, blocking=self
     )
 """,
-    # The two faces of one store.
+    # The two APIs of one store.
     ("AsyncStateStore", "aio"): '''
 @property
 def aio(self) -> AsyncStateStore:
@@ -197,7 +197,7 @@ def aio(self) -> AsyncStateStore:
         session = store.aio.session("c1")  # whose methods are awaited
         assert store.aio.blocking is store
     """
-    return self._twin
+    return self._core
 ''',
     ("AsyncStateStore", "blocking"): '''
 @property
@@ -207,15 +207,15 @@ def blocking(self) -> StateStore:
 ''',
     # So does a remote one.
     ("AsyncRemoteStore", "__init__"): """
-def __init__(self, twin: AsyncRemoteStore) -> None:
-    self._twin = twin
+def __init__(self, core: AsyncRemoteStore) -> None:
+    self._core = core
 """,
-    # So does a host, of agents of its own face.
+    # So does a host, of agents of its own API.
     ("AsyncHost", "__init__"): """
 def __init__(self, *agents: Agent) -> None:
-    self._twin = AsyncHost(*agents)
+    self._core = AsyncHost(*agents)
 """,
-    # A function that opens a store of this face returns one; there is nothing to await.
+    # A function that opens a store of this API returns one; there is nothing to await.
     ("AsyncAgent", "__init__"): """
 def __init__(
     self,
@@ -238,27 +238,27 @@ if not fresh and max_staleness is None:
     value = self._peek(key)
     if value is not MISSING:
         return value
-return finish(self._twin.get(key, default, fresh=fresh, max_staleness=max_staleness))
+return finish(self._core.get(key, default, fresh=fresh, max_staleness=max_staleness))
 """,
-    # The name of this class, not of the twin's.
-    ("AsyncRecord", "__repr__"): 'return f"<{type(self).__name__} {self._twin.ref.text[:200]}>"',
-    # `on` takes any record as Any, so that its type does not say that it has a twin.
-    ("AsyncBatch", "on"): "return self._twin.on(twin_of(handle), expect=expect, expect_exists=expect_exists)",
+    # The name of this class, not of the core's.
+    ("AsyncRecord", "__repr__"): 'return f"<{type(self).__name__} {self._core.ref.text[:200]}>"',
+    # `on` takes any record as Any, so that its type does not say that it has a core.
+    ("AsyncBatch", "on"): "return self._core.on(core_of(handle), expect=expect, expect_exists=expect_exists)",
     ("AsyncRemoteStore", "open"): """
 place = checked(url, token, retry_for, timeout)
 store = cls(AsyncRemoteStore(place.url, BlockingHttp(place), retry_for=retry_for, timeout=timeout))
-finish(store._twin.__aenter__())
+finish(store._core.__aenter__())
 return store
 """,
     ("AsyncRemoteStore", "__aenter__"): "return self",
-    # The name of this class, not of the twin's; and the twin says why a name is not there.
-    ("AsyncRemoteStore", "__repr__"): 'return repr(self._twin).replace("Async", "", 1)',
-    ("AsyncRemoteRecord", "__repr__"): 'return f"<{type(self).__name__} {self._twin.ref.text[:200]}>"',
+    # The name of this class, not of the core's; and the core says why a name is not there.
+    ("AsyncRemoteStore", "__repr__"): 'return repr(self._core).replace("Async", "", 1)',
+    ("AsyncRemoteRecord", "__repr__"): 'return f"<{type(self).__name__} {self._core.ref.text[:200]}>"',
     **{
         (name, "__getattr__"): """
 if name.startswith("_"):
     raise AttributeError(name)
-return getattr(self._twin, name)
+return getattr(self._core, name)
 """
         for name in (
             "AsyncRemoteStore",
@@ -284,30 +284,30 @@ store = cls(
     search=search,
 )
 hook(store, clean, clean_messages)
-finish(store._twin.__aenter__())
+finish(store._core.__aenter__())
 return store
 """,
-    ("AsyncTurn", "session"): "return face_of(self._twin.session)",
-    ("AsyncStateStore", "admin"): "return Admin(self._twin.admin)",
-    ("AsyncRemoteStore", "admin"): "return RemoteAdmin(self._twin.admin)",
+    ("AsyncTurn", "session"): "return blocking_of(self._core.session)",
+    ("AsyncStateStore", "admin"): "return Admin(self._core.admin)",
+    ("AsyncRemoteStore", "admin"): "return RemoteAdmin(self._core.admin)",
     # Not a call of the core, which would say by itself that blocking code calls, also inside a running loop.
     ("AsyncStateStore", "on"): """
 if handler is None:
     return lambda given: self.on(types, given, group=group, since=since)
 with bodies.blocking():
-    self._twin.on(types, handler, group=group, since=since)
+    self._core.on(types, handler, group=group, since=since)
 return handler
 """,
     # ... and `with` does not open one that was closed.
     ("AsyncStateStore", "__aenter__"): "return self",
-    # The twin says which of its names are there, and raises Deleted for the others.
+    # The core says which of its names are there, and raises Deleted for the others.
     ("AsyncLastState", "__getattr__"): """
 if name.startswith("_"):
     raise AttributeError(name)
-return getattr(self._twin, name)
+return getattr(self._core, name)
 """,
 }
-# Where a docstring cannot be the same on both faces.
+# Where a docstring cannot be the same on both APIs.
 PHRASES = {
     "AsyncAgent": (
         ("An agent of asyncio", "An agent of blocking code"),
@@ -334,7 +334,7 @@ that is `async def` runs to its end on an event loop of that thread.
 }
 
 
-def face_of(entry: str) -> tuple[str, str, str]:
+def classes_of(entry: str) -> tuple[str, str, str]:
     """Module, asyncio class and blocking class of an entry of FILES."""
     source, _, alias = entry.partition(" as ")
     module, _, name = source.partition(":")
@@ -343,9 +343,9 @@ def face_of(entry: str) -> tuple[str, str, str]:
 
 def rules() -> Rules:
     """The tables, as the writer takes them."""
-    faces = {name: face for file in FILES for _, name, face in map(face_of, file.classes)}
+    counterparts = {name: counterpart for file in FILES for _, name, counterpart in map(classes_of, file.classes)}
     inner = {name: frozenset(names) for name, names in INNER.items()}
-    return Rules(faces, WRAPPERS, inner, BODIES, DEFINITIONS, PHRASES, FROM_SOURCE)
+    return Rules(counterparts, WRAPPERS, inner, BODIES, DEFINITIONS, PHRASES, FROM_SOURCE)
 
 
 def path_of(file: File) -> Path:
@@ -354,16 +354,16 @@ def path_of(file: File) -> Path:
 
 
 def generated(file: File) -> str:
-    """A file of the blocking face, formatted."""
+    """A file of the blocking API, formatted."""
     return formatted(unformatted(file), path_of(file))
 
 
 def unformatted(file: File) -> str:
-    """A file of the blocking face before ruff has sorted its imports and broken its lines."""
+    """A file of the blocking API before ruff has sorted its imports and broken its lines."""
     sources = Sources(ROOT)
     writer = Writer(rules(), sources)
     classes = []
-    for module, name, _ in map(face_of, file.classes):
+    for module, name, _ in map(classes_of, file.classes):
         found = sources.find(sources.module(module), name)
         if found is None:
             raise CannotTell(f"{module} has no class {name}: correct the table FILES")
@@ -375,16 +375,16 @@ def unformatted(file: File) -> str:
 
 def bound(body: str, writer: Writer) -> str:
     """The imports and type variables that a file needs."""
-    homes = {face: file.module for file in FILES for _, _, face in map(face_of, file.classes)}
-    twins = {name: module for file in FILES for module, name, _ in map(face_of, file.classes)}
+    homes = {counterpart: file.module for file in FILES for _, _, counterpart in map(classes_of, file.classes)}
+    cores = {name: module for file in FILES for module, name, _ in map(classes_of, file.classes)}
     by_attribute = {line.rpartition(" ")[2]: line for line in writer.imports}
     imports = set[str]()
     variables = set[str]()
     for name in sorted(free_names(body)):
         if name in homes:
             line = f"from {PACKAGE}.{homes[name]} import {name}"
-        elif name in twins:
-            line = f"from {twins[name]} import {name}"
+        elif name in cores:
+            line = f"from {cores[name]} import {name}"
         else:
             told = IMPORTS.get(name) or by_attribute.get(name)
             given = {told} if told else bindings(name, writer)
@@ -414,7 +414,7 @@ def formatted(text: str, path: Path) -> str:
 
 
 def stale() -> dict[Path, tuple[str, str]]:
-    """The files that are not as the asyncio face has it now: what is there, what should be."""
+    """The files that are not as the asyncio API has it now: what is there, what should be."""
     found = {}
     for file in FILES:
         path = path_of(file)

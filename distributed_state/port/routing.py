@@ -38,17 +38,17 @@ class Router:
         self._timeout = connections.timeout
 
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
-        raise AssertionError("the face's own")
+        raise AssertionError("the subclass's own")
 
     async def exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
         """Like `exchange_with`, on a connection where blocking commands delay no others."""
-        raise AssertionError("the face's own")
+        raise AssertionError("the subclass's own")
 
     async def exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
-        raise AssertionError("the face's own")
+        raise AssertionError("the subclass's own")
 
     async def look(self) -> None:
-        raise AssertionError("the face's own")
+        raise AssertionError("the subclass's own")
 
     @property
     def several(self) -> bool:

@@ -69,7 +69,7 @@ class Ephemeral:
 class StoreContext:
     """The part of a store that its records need.
 
-    `tiers()` are those of the process. `face_of` turns a session or turn into its counterpart in the blocking API.
+    `tiers()` are those of the process. `blocking_of` turns a session or turn into its counterpart in the blocking API.
     `deleting` is awaited before this replica deletes a record.
     """
 
@@ -78,15 +78,15 @@ class StoreContext:
     codec_of: Callable[[str], Codec]
     guard: Guard | None
     tiers: Callable[[], Tiers]
-    face_of: Callable[[Any], Any]
+    blocking_of: Callable[[Any], Any]
     ephemeral: Ephemeral = field(default_factory=Ephemeral)
     deleting: list[Callable[[Ref], Awaitable[None]]] = field(default_factory=list)
     clean: Clean | None = None
     clean_messages: CleanMessage | None = None
 
-    def dressed(self, twin: Any) -> Any:
+    def dressed(self, core: Any) -> Any:
         """The object that user code gets for a session or turn of ours: one of its caller's API."""
-        return twin if self.tiers().port.suspends else self.face_of(twin)
+        return core if self.tiers().port.suspends else self.blocking_of(core)
 
     def allow(
         self,

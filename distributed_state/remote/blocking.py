@@ -49,56 +49,56 @@ class RemoteLease:
             record.set("seat", "12A")
     """
 
-    def __init__(self, twin: AsyncRemoteLease) -> None:
-        self._twin = twin
+    def __init__(self, core: AsyncRemoteLease) -> None:
+        self._core = core
 
     @property
     def token(self) -> int:
         """The fencing token, greater for every later holder."""
-        return self._twin.token
+        return self._core.token
 
     @property
     def lost(self) -> bool:
         """Whether it is known to have ended; writes under it raise Fenced."""
-        return self._twin.lost
+        return self._core.lost
 
     def renew(self) -> bool:
         """Hold it for another `ttl` seconds; False if it has ended. It is done in the background, too."""
-        return finish(self._twin.renew())
+        return finish(self._core.renew())
 
     def acquire(self) -> Self:
         """Hold the record, or raise LockTimeout after `wait` seconds. Held already by this task: nests."""
-        finish(self._twin.acquire())
+        finish(self._core.acquire())
         return self
 
     def release(self) -> None:
         """Give the record back. Has no effect on a lost lease: only its own holder can release it."""
-        finish(self._twin.release())
+        finish(self._core.release())
 
     def __enter__(self) -> Self:
-        finish(self._twin.__aenter__())
+        finish(self._core.__aenter__())
         return self
 
-    @leaving("_twin.body")
+    @leaving("_core.body")
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        finish(self._twin.__aexit__(kind, error, trace))
+        finish(self._core.__aexit__(kind, error, trace))
 
 
 class RemoteTransactionBody:
     """The `with` around a RemoteTransaction."""
 
-    def __init__(self, twin: AsyncRemoteTransactionBody) -> None:
-        self._twin = twin
+    def __init__(self, core: AsyncRemoteTransactionBody) -> None:
+        self._core = core
 
     def __enter__(self) -> RemoteTransaction:
-        return finish(self._twin.__aenter__())
+        return finish(self._core.__aenter__())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        finish(self._twin.__aexit__(kind, error, trace))
+        finish(self._core.__aexit__(kind, error, trace))
 
 
 class RemoteItems:
@@ -116,30 +116,30 @@ class RemoteItems:
     items as they were at that version of the record.
     """
 
-    def __init__(self, twin: AsyncRemoteItems) -> None:
-        self._twin = twin
+    def __init__(self, core: AsyncRemoteItems) -> None:
+        self._core = core
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._twin, name)
+        return getattr(self._core, name)
 
     @property
     def collection(self) -> str:
         """The collection's name."""
-        return self._twin.collection
+        return self._core.collection
 
     def get(self, key: str, default: Any = None, *, version: int | None = None) -> Any:
         """Read an item's value, or `default` if there is none."""
-        return finish(self._twin.get(key, default, version=version))
+        return finish(self._core.get(key, default, version=version))
 
     def find(self, key: str, *, version: int | None = None) -> Item | None:
         """Read an item with its version, None if there is none."""
-        return finish(self._twin.find(key, version=version))
+        return finish(self._core.find(key, version=version))
 
     def exists(self, key: str, *, version: int | None = None) -> bool:
         """Return whether such an item exists."""
-        return finish(self._twin.exists(key, version=version))
+        return finish(self._core.exists(key, version=version))
 
     def list(
         self,
@@ -164,7 +164,7 @@ class RemoteItems:
         first, or with `reverse` the greatest: then go on with `before=page.next`.
         """
         return finish(
-            self._twin.list(prefix=prefix, after=after, before=before, limit=limit, reverse=reverse, version=version)
+            self._core.list(prefix=prefix, after=after, before=before, limit=limit, reverse=reverse, version=version)
         )
 
     def put(
@@ -182,7 +182,7 @@ class RemoteItems:
         With `if_absent` or `if_present`, raises Conflict and writes nothing if the item exists, or does not exist.
         """
         return finish(
-            self._twin.put(key, value, if_absent=if_absent, if_present=if_present, durability=durability, **others)
+            self._core.put(key, value, if_absent=if_absent, if_present=if_present, durability=durability, **others)
         )
 
     def put_many(self, values: Mapping[str, Any], *, if_absent: bool = False, durability: str | None = None) -> int:
@@ -190,14 +190,14 @@ class RemoteItems:
 
         With `if_absent`, raises Conflict and writes nothing if any of them exists.
         """
-        return finish(self._twin.put_many(values, if_absent=if_absent, durability=durability))
+        return finish(self._core.put_many(values, if_absent=if_absent, durability=durability))
 
     def delete(self, *keys: str, if_present: bool = False, durability: str | None = None, **others: Never) -> int:
         """Delete items in one commit and return the record's new version. A missing item is not an error.
 
         With `if_present`, raises Conflict and writes nothing if any does not exist.
         """
-        return finish(self._twin.delete(*keys, if_present=if_present, durability=durability, **others))
+        return finish(self._core.delete(*keys, if_present=if_present, durability=durability, **others))
 
 
 class RemoteRecord:
@@ -214,51 +214,51 @@ class RemoteRecord:
     lost, and applied once.
     """
 
-    def __init__(self, twin: AsyncRemoteRecord) -> None:
-        self._twin = twin
+    def __init__(self, core: AsyncRemoteRecord) -> None:
+        self._core = core
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._twin, name)
+        return getattr(self._core, name)
 
     @property
     def ref(self) -> Ref:
         """The record's scope and id."""
-        return self._twin.ref
+        return self._core.ref
 
     @property
     def id(self) -> str:
         """The record's id within its scope; for a new session the one that was generated."""
-        return self._twin.id
+        return self._core.id
 
     def get(self, key: str, default: Any = None, *, fresh: bool = False, max_staleness: float | None = None) -> Any:
         """Read one field, or `default` if it is not there. A `max_staleness` below the service's makes it ask Redis."""
-        return finish(self._twin.get(key, default, fresh=fresh, max_staleness=max_staleness))
+        return finish(self._core.get(key, default, fresh=fresh, max_staleness=max_staleness))
 
     def has(self, key: str, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Return whether a field exists."""
-        return finish(self._twin.has(key, fresh=fresh, max_staleness=max_staleness))
+        return finish(self._core.has(key, fresh=fresh, max_staleness=max_staleness))
 
     def get_all(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, Any]:
         """Read all fields, as a new dict; {} for a record never written."""
-        return finish(self._twin.get_all(fresh=fresh, max_staleness=max_staleness))
+        return finish(self._core.get_all(fresh=fresh, max_staleness=max_staleness))
 
     def version(self, *, fresh: bool = False, max_staleness: float | None = None, **others: Never) -> int:
         """Read the version: how many commits the record has had, 0 if it was never written."""
-        return finish(self._twin.version(fresh=fresh, max_staleness=max_staleness, **others))
+        return finish(self._core.version(fresh=fresh, max_staleness=max_staleness, **others))
 
     def exists(self, *, fresh: bool = False, max_staleness: float | None = None) -> bool:
         """Return whether the record was written and not deleted since."""
-        return finish(self._twin.exists(fresh=fresh, max_staleness=max_staleness))
+        return finish(self._core.exists(fresh=fresh, max_staleness=max_staleness))
 
     def tags(self, *, fresh: bool = False, max_staleness: float | None = None) -> dict[str, tuple[str, ...]]:
         """Read the tags, texts by key in order; {} without tags."""
-        return finish(self._twin.tags(fresh=fresh, max_staleness=max_staleness))
+        return finish(self._core.tags(fresh=fresh, max_staleness=max_staleness))
 
     def items(self, collection: str) -> RemoteItems:
         """Return a collection of items: many keyed values beside the fields, which are read one by one. No I/O."""
-        return RemoteItems(self._twin.items(collection))
+        return RemoteItems(self._core.items(collection))
 
     def set(
         self,
@@ -272,7 +272,7 @@ class RemoteRecord:
     ) -> int:
         """Set one field and return the record's new version."""
         return finish(
-            self._twin.set(key, value, ttl=ttl, expect=expect, expect_version=expect_version, durability=durability)
+            self._core.set(key, value, ttl=ttl, expect=expect, expect_version=expect_version, durability=durability)
         )
 
     def set_many(
@@ -284,27 +284,27 @@ class RemoteRecord:
         durability: str | None = None,
     ) -> int:
         """Set several fields in one commit and return the new version."""
-        return finish(self._twin.set_many(values, ttl=ttl, expect_version=expect_version, durability=durability))
+        return finish(self._core.set_many(values, ttl=ttl, expect_version=expect_version, durability=durability))
 
     def delete(self, key: str, *, expect_version: int | None = None, durability: str | None = None) -> int:
         """Delete one field and return the new version. A missing field is not an error."""
-        return finish(self._twin.delete(key, expect_version=expect_version, durability=durability))
+        return finish(self._core.delete(key, expect_version=expect_version, durability=durability))
 
     def clear(self, *, messages: bool = False, items: bool = False, durability: str | None = None) -> int:
         """Delete all fields, and messages and items if asked; return the new version. History stays."""
-        return finish(self._twin.clear(messages=messages, items=items, durability=durability))
+        return finish(self._core.clear(messages=messages, items=items, durability=durability))
 
     def update(self, key: str, values: Mapping[str, Any], *, durability: str | None = None) -> int:
         """Merge `values` into the object stored at `key`, one level deep, and return the new version."""
-        return finish(self._twin.update(key, values, durability=durability))
+        return finish(self._core.update(key, values, durability=durability))
 
     def append_to(self, key: str, *items: Any, durability: str | None = None) -> int:
         """Add items to the list stored at `key`, atomically, and return the new version. Creates the list."""
-        return finish(self._twin.append_to(key, *items, durability=durability))
+        return finish(self._core.append_to(key, *items, durability=durability))
 
     def increment(self, key: str, by: int | float = 1, *, durability: str | None = None) -> int | float:
         """Add to a number, atomically, and return the sum. A missing field counts as 0."""
-        return finish(self._twin.increment(key, by, durability=durability))
+        return finish(self._core.increment(key, by, durability=durability))
 
     def write(
         self,
@@ -336,7 +336,7 @@ class RemoteRecord:
         Only one of `expect_version` and `expect_exists` can be given.
         """
         return finish(
-            self._twin.write(
+            self._core.write(
                 set=set,
                 delete=delete,
                 increment=increment,
@@ -365,11 +365,11 @@ class RemoteRecord:
 
         Two requests.
         """
-        return RemoteTransactionBody(self._twin.transaction(durability=durability))
+        return RemoteTransactionBody(self._core.transaction(durability=durability))
 
     def apply(self, change: Callable[[RemoteTransaction], T], *, durability: str | None = None, **others: Never) -> T:
         """Run `change(transaction)`, commit, and return its result; on a conflict, retry on the newest state."""
-        return finish(self._twin.apply(change, durability=durability, **others))
+        return finish(self._core.apply(change, durability=durability, **others))
 
     def lock(self, *, wait: float = 5.0, ttl: float = 30.0, **others: Never) -> RemoteLease:
         """Hold the record alone inside `with`, or raise LockTimeout after `wait` seconds.
@@ -383,10 +383,10 @@ class RemoteRecord:
         released, and ends `ttl` seconds (1 to 600) after its holder died. After it is lost, writes raise Fenced; the
         body is not interrupted.
         """
-        return RemoteLease(self._twin.lock(wait=wait, ttl=ttl, **others))
+        return RemoteLease(self._core.lock(wait=wait, ttl=ttl, **others))
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._twin.ref.text[:200]}>"
+        return f"<{type(self).__name__} {self._core.ref.text[:200]}>"
 
     def history(
         self, *, after: int = 0, before: int | None = None, limit: int | None = None, branch: str | None = None
@@ -395,26 +395,26 @@ class RemoteRecord:
 
         One request for each 500, or fewer if they are large.
         """
-        return finish(self._twin.history(after=after, before=before, limit=limit, branch=branch))
+        return finish(self._core.history(after=after, before=before, limit=limit, branch=branch))
 
     def at(self, *, version: int | None = None, branch: str | None = None) -> Snapshot:
         """Read the record at a version, with messages and phase. Raises NotFound if it never existed or was purged."""
-        return finish(self._twin.at(version=version, branch=branch))
+        return finish(self._core.at(version=version, branch=branch))
 
     def branches(self) -> list[Branch]:
         """Read the branches: acknowledged commits that the record does not continue."""
-        return finish(self._twin.branches())
+        return finish(self._core.branches())
 
     def drop_branch(self, branch: str) -> int:
         """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if it is missing."""
-        return finish(self._twin.drop_branch(branch))
+        return finish(self._core.drop_branch(branch))
 
     def checkpoint(self, label: str) -> int:
         """Name the present state and return the named version; `rollback(label=...)` comes back to it.
 
         A name is text of 1 to 500 characters, else InvalidValue; `rollback` uses the last checkpoint of a name.
         """
-        return finish(self._twin.checkpoint(label))
+        return finish(self._core.checkpoint(label))
 
     def checkpoints(
         self,
@@ -428,31 +428,31 @@ class RemoteRecord:
 
         One request for each 500.
         """
-        return finish(self._twin.checkpoints(after=after, before=before, limit=limit, order=order))
+        return finish(self._core.checkpoints(after=after, before=before, limit=limit, order=order))
 
     def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
         """Restore the state `steps` states ago, at a checkpoint or at a version, and return the new version."""
-        return finish(self._twin.rollback(steps=steps, label=label, version=version))
+        return finish(self._core.rollback(steps=steps, label=label, version=version))
 
     def fork(self, new_id: str, *, version: int | None = None, branch: str | None = None) -> int:
         """Start another record, of the same scope and owner, from this one's state at `version` (default: now)."""
-        return finish(self._twin.fork(new_id, version=version, branch=branch))
+        return finish(self._core.fork(new_id, version=version, branch=branch))
 
 
 class RemoteTurnBody:
     """The `with` around a RemoteTurn."""
 
-    def __init__(self, twin: AsyncRemoteTurnBody) -> None:
-        self._twin = twin
+    def __init__(self, core: AsyncRemoteTurnBody) -> None:
+        self._core = core
 
     def __enter__(self) -> RemoteTurn:
-        return finish(self._twin.__aenter__())
+        return finish(self._core.__aenter__())
 
-    @leaving("_twin._lease.body")
+    @leaving("_core._lease.body")
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        finish(self._twin.__aexit__(kind, error, trace))
+        finish(self._core.__aexit__(kind, error, trace))
 
 
 class RemoteSession(RemoteRecord):
@@ -466,12 +466,12 @@ class RemoteSession(RemoteRecord):
             print(message.role, message.content)
     """
 
-    _twin: AsyncRemoteSession
+    _core: AsyncRemoteSession
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._twin, name)
+        return getattr(self._core, name)
 
     def turn(
         self,
@@ -496,11 +496,11 @@ class RemoteSession(RemoteRecord):
         one waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. Four requests, five with a
         `request_id`.
         """
-        return RemoteTurnBody(self._twin.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, **others))
+        return RemoteTurnBody(self._core.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, **others))
 
     def append(self, *messages: Message | dict[str, Any], durability: str | None = None) -> int:
         """Add messages to the conversation in one commit and return the new version."""
-        return finish(self._twin.append(*messages, durability=durability))
+        return finish(self._core.append(*messages, durability=durability))
 
     def messages(
         self,
@@ -519,7 +519,7 @@ class RemoteSession(RemoteRecord):
         beginning, or with `order="desc"` from the newest.
         """
         return finish(
-            self._twin.messages(
+            self._core.messages(
                 last=last,
                 limit=limit,
                 before=before,
@@ -543,7 +543,7 @@ class RemoteSession(RemoteRecord):
     ) -> list[dict[str, Any]]:
         """Read messages as `messages` does, as new dicts, with `number` and `timestamp`."""
         return finish(
-            self._twin.raw_messages(
+            self._core.raw_messages(
                 last=last,
                 limit=limit,
                 before=before,
@@ -556,7 +556,7 @@ class RemoteSession(RemoteRecord):
 
     def pop_message(self, *, durability: str | None = None) -> Message | None:
         """Remove the last message, in one commit, and return it; None if the conversation shows none."""
-        return finish(self._twin.pop_message(durability=durability))
+        return finish(self._core.pop_message(durability=durability))
 
     def replace_messages(
         self,
@@ -571,23 +571,23 @@ class RemoteSession(RemoteRecord):
         Without `after` it replaces all. Raises Conflict if `after` is no longer shown or `expect_last` is not the last.
         """
         return finish(
-            self._twin.replace_messages(messages, after=after, expect_last=expect_last, durability=durability)
+            self._core.replace_messages(messages, after=after, expect_last=expect_last, durability=durability)
         )
 
     def lifetime(self) -> Lifetime:
         """Read the session's lifetime: its settings, and when it ends without further writes."""
-        return finish(self._twin.lifetime())
+        return finish(self._core.lifetime())
 
     def set_lifetime(self, *, idle: float | None = None, lifetime: float | None = None) -> int:
         """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.
 
         None means unlimited. One commit, which replaces the earlier settings.
         """
-        return finish(self._twin.set_lifetime(idle=idle, lifetime=lifetime))
+        return finish(self._core.set_lifetime(idle=idle, lifetime=lifetime))
 
     def phase(self, *, fresh: bool = False, max_staleness: float | None = None) -> str | None:
         """Read the phase, None if none was set."""
-        return finish(self._twin.phase(fresh=fresh, max_staleness=max_staleness))
+        return finish(self._core.phase(fresh=fresh, max_staleness=max_staleness))
 
     def transition(
         self,
@@ -601,7 +601,7 @@ class RemoteSession(RemoteRecord):
 
         Two requests. Raises InvalidTransition, and writes nothing, if the event is not allowed in the present phase.
         """
-        return finish(self._twin.transition(event, machine=machine, set=set, append=append))
+        return finish(self._core.transition(event, machine=machine, set=set, append=append))
 
 
 class RemoteEvents:
@@ -618,37 +618,37 @@ class RemoteEvents:
     An event of type `resync` says that some were missed: reload the data that you keep.
     """
 
-    def __init__(self, twin: AsyncRemoteEvents) -> None:
-        self._twin = twin
+    def __init__(self, core: AsyncRemoteEvents) -> None:
+        self._core = core
 
     @property
     def position(self) -> str:
         """The position after the last returned event: text for `since=` of another stream."""
-        return self._twin.position
+        return self._core.position
 
     def next(self, timeout: float | None = None) -> Event | None:
         """Wait for the next event; None after `timeout` seconds without one, or when the events were closed."""
-        return finish(self._twin.next(timeout))
+        return finish(self._core.next(timeout))
 
     def close(self) -> None:
         """Stop listening."""
-        finish(self._twin.close())
+        finish(self._core.close())
 
     def __enter__(self) -> Self:
-        finish(self._twin.__aenter__())
+        finish(self._core.__aenter__())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        finish(self._twin.__aexit__(kind, error, trace))
+        finish(self._core.__aexit__(kind, error, trace))
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Event:
         try:
-            return finish(self._twin.__anext__())
+            return finish(self._core.__anext__())
         except StopAsyncIteration:
             raise StopIteration from None
 
@@ -656,44 +656,44 @@ class RemoteEvents:
 class RemoteAdmin:
     """What an operator does with a store behind its service: `store.admin`."""
 
-    def __init__(self, twin: AsyncRemoteAdmin) -> None:
-        self._twin = twin
+    def __init__(self, core: AsyncRemoteAdmin) -> None:
+        self._core = core
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._twin, name)
+        return getattr(self._core, name)
 
     def replicas(self) -> list[Replica]:
         """List the processes that have the store open."""
-        return finish(self._twin.replicas())
+        return finish(self._core.replicas())
 
     def leases(
         self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
     ) -> list[HeldLease]:
         """List the holders of records, and their waiters; those held longest first."""
-        return finish(self._twin.leases(scope=scope, prefix=prefix, limit=limit, after=after))
+        return finish(self._core.leases(scope=scope, prefix=prefix, limit=limit, after=after))
 
     def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
         """End the lease with this fencing token, for any holder; False if it is no longer held."""
-        return finish(self._twin.end_lease(id, token, scope=scope))
+        return finish(self._core.end_lease(id, token, scope=scope))
 
     def branches(
         self, id: str | None = None, *, scope: str = "session", limit: int = 100, after: str | None = None
     ) -> list[Branch]:
         """List the branches of a record, or of all records: acknowledged commits that are not continued."""
-        return finish(self._twin.branches(id, scope=scope, limit=limit, after=after))
+        return finish(self._core.branches(id, scope=scope, limit=limit, after=after))
 
     def drop_branch(self, id: str, branch: str, *, scope: str = "session") -> int:
         """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if it is missing."""
-        return finish(self._twin.drop_branch(id, branch, scope=scope))
+        return finish(self._core.drop_branch(id, branch, scope=scope))
 
     def compact(self, *, older_than: float = 86400.0, **others: Never) -> dict[str, int]:
         """Pack history older than this many seconds, in SQL; counts of records, changes and messages.
 
         The service limits a request to 30 s: then Unavailable is raised, and another call continues.
         """
-        return finish(self._twin.compact(older_than=older_than, **others))
+        return finish(self._core.compact(older_than=older_than, **others))
 
     def purge(
         self,
@@ -710,7 +710,7 @@ class RemoteAdmin:
         The service limits a request to 30 s: then Unavailable is raised, and another call continues.
         """
         return finish(
-            self._twin.purge(
+            self._core.purge(
                 older_than=older_than,
                 keep_changes=keep_changes,
                 messages_older_than=messages_older_than,
@@ -735,13 +735,13 @@ class RemoteStore:
     Each read is a request: nothing is cached here. A method that only the direct store has raises an error with advice.
     """
 
-    def __init__(self, twin: AsyncRemoteStore) -> None:
-        self._twin = twin
+    def __init__(self, core: AsyncRemoteStore) -> None:
+        self._core = core
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._twin, name)
+        return getattr(self._core, name)
 
     @classmethod
     def open(
@@ -756,7 +756,7 @@ class RemoteStore:
         """
         place = checked(url, token, retry_for, timeout)
         store = cls(AsyncRemoteStore(place.url, BlockingHttp(place), retry_for=retry_for, timeout=timeout))
-        finish(store._twin.__aenter__())
+        finish(store._core.__aenter__())
         return store
 
     def __enter__(self) -> Self:
@@ -765,40 +765,40 @@ class RemoteStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        finish(self._twin.__aexit__(kind, error, trace))
+        finish(self._core.__aexit__(kind, error, trace))
 
     def close(self) -> None:
         """Drop the connections. Has no effect on a closed store."""
-        finish(self._twin.close())
+        finish(self._core.close())
 
     @property
     def admin(self) -> RemoteAdmin:
         """The work of an operator: replicas, leases, branches, compaction and purge."""
-        return RemoteAdmin(self._twin.admin)
+        return RemoteAdmin(self._core.admin)
 
     def session(self, id: str | None = None, *, user: str | None = None, **others: Never) -> RemoteSession:
         """Return a conversation by its id, or a new one. No I/O. `user` owns it from its first write on."""
-        return RemoteSession(self._twin.session(id, user=user, **others))
+        return RemoteSession(self._core.session(id, user=user, **others))
 
     def user(self, id: str, **others: Never) -> RemoteRecord:
         """Return the record of a user, across sessions. No I/O."""
-        return RemoteRecord(self._twin.user(id, **others))
+        return RemoteRecord(self._core.user(id, **others))
 
     def task(self, id: str, *, user: str | None = None, **others: Never) -> RemoteRecord:
         """Return the record of a piece of work, which `user` owns. No I/O."""
-        return RemoteRecord(self._twin.task(id, user=user, **others))
+        return RemoteRecord(self._core.task(id, user=user, **others))
 
     def delete(self, id: str, *, scope: str = "session") -> int:
         """Delete a record and return its last version; its history stays."""
-        return finish(self._twin.delete(id, scope=scope))
+        return finish(self._core.delete(id, scope=scope))
 
     def erase(self, id: str, *, scope: str = "session") -> bool:
         """Remove a record for good, with its history; False if there was nothing."""
-        return finish(self._twin.erase(id, scope=scope))
+        return finish(self._core.erase(id, scope=scope))
 
     def forget(self, user: str) -> int:
         """Remove every trace of a user: records, sessions and tasks, their forks and history. Returns how many."""
-        return finish(self._twin.forget(user))
+        return finish(self._core.forget(user))
 
     def sessions(
         self,
@@ -821,7 +821,7 @@ class RemoteStore:
         bounds of their last change and `larger_than` bytes only matching records.
         """
         return finish(
-            self._twin.sessions(
+            self._core.sessions(
                 user=user,
                 prefix=prefix,
                 tags=tags,
@@ -853,7 +853,7 @@ class RemoteStore:
     ) -> list[SearchHit]:
         """Find messages, fields and items by their text, the most relevant first."""
         return finish(
-            self._twin.search(
+            self._core.search(
                 query,
                 scope=scope,
                 prefix=prefix,
@@ -878,7 +878,7 @@ class RemoteStore:
 
         `types` are names or patterns as "mail.*"; `since` is the `position` of another stream, to continue from there.
         """
-        return RemoteEvents(self._twin.events(*types, since=since, **others))
+        return RemoteEvents(self._core.events(*types, since=since, **others))
 
     def __repr__(self) -> str:
-        return repr(self._twin).replace("Async", "", 1)
+        return repr(self._core).replace("Async", "", 1)

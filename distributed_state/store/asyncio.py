@@ -33,7 +33,7 @@ from distributed_state.settings import Settings
 from distributed_state.store import maintenance
 from distributed_state.store.admin import AsyncAdmin
 from distributed_state.store.fleet import AsyncFleet
-from distributed_state.store.lifecycle import StoreLifecycle, face_of, hook, opened_remotely, resolve
+from distributed_state.store.lifecycle import StoreLifecycle, blocking_of, hook, opened_remotely, resolve
 from distributed_state.tiers import ambient
 from distributed_state.tiers import read as read_path
 from distributed_state.values import chance, field_ttl
@@ -72,7 +72,7 @@ class AsyncStateStore(AsyncFleet):
         encryption = encryption or Encryption.from_environment()
         root = Codec(settings.namespace, "") if encryption is None else Sealed(encryption, settings.namespace, "")
         guard = None if access is None else Guard(access)
-        self._lifecycle = StoreLifecycle(settings, root.of, guard, face_of, credentials, search)
+        self._lifecycle = StoreLifecycle(settings, root.of, guard, blocking_of, credentials, search)
         self._context = self._lifecycle.context
         self._blocking = blocking
 
@@ -164,7 +164,7 @@ class AsyncStateStore(AsyncFleet):
         Called inside a running event loop, it blocks the loop until it returns.
         """
         if self._blocking is None:
-            self._blocking = face_of(self)
+            self._blocking = blocking_of(self)
         return self._blocking
 
     @property

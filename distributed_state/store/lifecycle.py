@@ -67,20 +67,20 @@ def opened_remotely(kind: Kind, url: str | None, settings: Mapping[str, Any], **
     return getattr(import_module(f"distributed_state.{module}"), name).open(found, **settings)
 
 
-def twin_of(face: Any) -> Any:
+def core_of(handle: Any) -> Any:
     """The asyncio object of an object in the blocking API; anything else as it is."""
-    return getattr(face, "_twin", face)
+    return getattr(handle, "_core", handle)
 
 
-def face_of(twin: Any) -> Any:
+def blocking_of(core: Any) -> Any:
     """An object of the blocking API for a store, a session or a turn of asyncio."""
     # The blocking API is generated from this one and imports it, so it can only be imported when it is needed.
-    return import_module("distributed_state.store.blocking").face(twin)
+    return import_module("distributed_state.store.blocking").blocking(core)
 
 
 def lifecycle_of(store: Any) -> StoreLifecycle:
     """The inside of a store of either API."""
-    lifecycle: StoreLifecycle | None = getattr(twin_of(store), "_lifecycle", None)
+    lifecycle: StoreLifecycle | None = getattr(core_of(store), "_lifecycle", None)
     if lifecycle is None:
         raise InvalidValue(f"this takes a store, not {store!r:.80}")
     return lifecycle
@@ -107,7 +107,7 @@ class StoreLifecycle:
         settings: Settings,
         codec_of: Callable[[str], Codec],
         guard: Guard | None,
-        face_of: Callable[[Any], Any],
+        blocking_of: Callable[[Any], Any],
         credentials: Credentials | None = None,
         search: Search | bool | None = None,
     ) -> None:
@@ -117,7 +117,7 @@ class StoreLifecycle:
             codec_of=codec_of,
             guard=guard,
             tiers=self.tiers,
-            face_of=face_of,
+            blocking_of=blocking_of,
         )
         self.connections = Connections(settings.url, settings.timeout, credentials, retry_for=settings.retry_for)
         # Before waiting for Redis: an invalid URL is raised at once, and a relative path means the present folder.

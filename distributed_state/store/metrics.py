@@ -17,7 +17,7 @@ from distributed_state.errors import ConfigurationError
 from distributed_state.search.querying import follower_of
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import StateStore
-from distributed_state.store.lifecycle import lifecycle_of, twin_of
+from distributed_state.store.lifecycle import core_of, lifecycle_of
 from distributed_state.store.reaper import Reaper
 from distributed_state.store.watch import JournalWatch, Seen, SqlSeen, SqlWatch
 from distributed_state.tiers.assembly import Tiers
@@ -366,9 +366,9 @@ def collector(store: StateStore | AsyncStateStore, *, by_partition: bool | None 
     From now on the store measures times. `by_partition` says whether journals and lags are also reported for each
     partition; by default if there are at most 64. Neither this nor a scrape asks any server.
     """
-    twin: AsyncStateStore = twin_of(store)
-    few = twin.settings.partitions <= _MANY_PARTITIONS
-    return StoreCollector(twin, few if by_partition is None else by_partition)
+    core: AsyncStateStore = core_of(store)
+    few = core.settings.partitions <= _MANY_PARTITIONS
+    return StoreCollector(core, few if by_partition is None else by_partition)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from distributed_state.records.record import AsyncRecord
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.blocking import StateStore
 from distributed_state.store.blocking_records import Record
-from distributed_state.store.lifecycle import lifecycle_of, twin_of
+from distributed_state.store.lifecycle import core_of, lifecycle_of
 from distributed_state.tiers import ambient
 from distributed_state.values.model import Ref
 
@@ -33,7 +33,7 @@ class StoreServices:
     """The inside of a store of either API. `store` is the asyncio store, which a blocking one runs by hand."""
 
     def __init__(self, store: Store) -> None:
-        self.store: AsyncStateStore = twin_of(store)
+        self.store: AsyncStateStore = core_of(store)
         self._lifecycle = lifecycle_of(store)
 
     @property
@@ -77,5 +77,5 @@ def acting_by_default(actor: str) -> AbstractContextManager[None]:
 
 def with_stand_in(handle: Handle, stand_in: StandIn) -> Handle:
     """The handle, of either API, which returns `stand_in(error, field, default)` for a field that cannot be read."""
-    context_of(twin_of(handle)).unreadable = stand_in
+    context_of(core_of(handle)).unreadable = stand_in
     return handle

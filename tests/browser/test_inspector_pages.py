@@ -75,7 +75,7 @@ def fill(store: StateStore) -> None:
     store.session("large").create({"city": "Oslo", "report": "x" * 3_000_000})
     store.session("planned").transition("new_task")
     slow = store.session("a-slow-turn", user="ada").turn(wait=1)
-    go_on = moved_by_hand(slow._twin)
+    go_on = moved_by_hand(slow._core)
     with slow:
         with slow.model("gpt-5"):
             go_on(0.6)

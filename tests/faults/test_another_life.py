@@ -54,8 +54,8 @@ def opened(server: RedisServer, archive: str, **settings: Any) -> StateStore:
 
 
 def epoch_of(store: StateStore, id: str) -> str:
-    tiers = store._twin._lifecycle.tiers()
-    with redis.Redis.from_url(str(store._twin.settings.url), decode_responses=True) as client:
+    tiers = store._core._lifecycle.tiers()
+    with redis.Redis.from_url(str(store._core.settings.url), decode_responses=True) as client:
         return str(client.hget(tiers.keys.of(Ref("session", id)).meta.decode(), "epoch"))
 
 
@@ -64,7 +64,7 @@ def versions(store: StateStore, id: str) -> list[int]:
 
 
 def quarantined(store: StateStore) -> int:
-    return store._twin._lifecycle.cold.count_quarantined()
+    return store._core._lifecycle.cold.count_quarantined()
 
 
 # Restarts
@@ -299,7 +299,7 @@ def test_the_first_replica_gives_the_data_another_name_and_nothing_is_lost(archi
                 client.client_kill_filter(_type="normal", skipme=True)  # so that connections are made anew
             assert session.set("n", 1) == 2
         assert epoch_of(store, "s") == before
-        assert store._twin._lifecycle.tiers().recovery.count == 0
+        assert store._core._lifecycle.tiers().recovery.count == 0
 
 
 def test_a_name_that_changes_before_a_commit_is_confirmed_makes_it_not_look_lost(
@@ -312,7 +312,7 @@ def test_a_name_that_changes_before_a_commit_is_confirmed_makes_it_not_look_lost
     ):
         session = store.session("s")
         session.set("n", 0)
-        confirming = store._twin._lifecycle.tiers().confirming
+        confirming = store._core._lifecycle.tiers().confirming
         confirm = confirming.confirm
 
         async def renamed_before(*given: Any) -> Any:
@@ -323,14 +323,14 @@ def test_a_name_that_changes_before_a_commit_is_confirmed_makes_it_not_look_lost
 
         monkeypatch.setattr(confirming, "confirm", renamed_before)
         assert session.set("n", 1) == 2
-        assert store._twin._lifecycle.tiers().recovery.count == 0
+        assert store._core._lifecycle.tiers().recovery.count == 0
 
 
 def test_a_mark_is_not_written_under_a_name_that_is_over_and_says_so(archive: str) -> None:
     with pair() as (server, replica), opened(server, archive, beat=30.0) as store:
         session = store.session("s")
         session.set("n", 0)
-        tiers = store._twin._lifecycle.tiers()
+        tiers = store._core._lifecycle.tiers()
         keys = tiers.keys.of(Ref("session", "s")).partition
         names = tiers.keys.partition(keys)
         epoch = epoch_of(store, "s")
@@ -439,7 +439,7 @@ def written_before_a_swap_and_archived_over(archive: str) -> None:
         for n in range(1, 6):
             other.session("o").set("n", n)
         other.admin.archive()
-        finish(store._twin._lifecycle.tiers().unarchived.look())
+        finish(store._core._lifecycle.tiers().unarchived.look())
         with opened(server, archive, partitions=1) as third:
             assert third.session("s").get("n") == 3, "put back"
             assert third.session("o").get("n") == 5
@@ -458,7 +458,7 @@ def test_it_is_if_the_server_is_not_asked(archive: str) -> None:
 def noticed_by_the_probe(archive: str) -> None:
     with pair() as (server, replica), opened(server, archive, max_staleness=0.4) as store:
         session = store.session("s")
-        wait_until(lambda: bool(session.get("n", 0) == 0 and store._twin._lifecycle.tiers().link.up), "no link")
+        wait_until(lambda: bool(session.get("n", 0) == 0 and store._core._lifecycle.tiers().link.up), "no link")
         swap(server, replica, session, store)
         wait_until(lambda: session.get("n", fresh=True) == 19, "nobody noticed", 10.0)
         assert session.set("n", 20) == 21
@@ -482,7 +482,7 @@ def test_a_recovery_that_ends_in_the_middle_is_done_again(
             session.set("n", n)
             if n == 4:
                 store.admin.archive()
-        partitions = store._twin._lifecycle.tiers().warm.partitions
+        partitions = store._core._lifecycle.tiers().warm.partitions
         install = partitions.install
 
         async def dies(*given: Any, **named: Any) -> str:
@@ -525,7 +525,7 @@ def test_what_was_put_back_on_one_server_does_not_stand_for_all_that_the_next_on
     """The worker that put it back died before the epoch began."""
     with of_two_servers(rewound, archive) as (store, whole):
         dies = Mock(side_effect=StateError("the worker died"))
-        place = store._twin._lifecycle.cold if where == "mint" else store._twin._lifecycle.tiers().warm.partitions
+        place = store._core._lifecycle.cold if where == "mint" else store._core._lifecycle.tiers().warm.partitions
         monkeypatch.setattr(place, where, dies)
         with pytest.raises(StateError, match="the worker died"):
             store.session("a").set("n", 3)
@@ -545,7 +545,7 @@ def test_a_server_that_takes_over_while_writers_are_asked_is_compared_with_sql_f
     rewound: Rewound, archive: str
 ) -> None:
     with of_two_servers(rewound, archive) as (store, whole):
-        recovery = store._twin._lifecycle.tiers().recovery
+        recovery = store._core._lifecycle.tiers().recovery
         gather = recovery._gather
 
         async def gathers(*given: Any) -> Any:
@@ -601,7 +601,7 @@ def test_a_worker_whose_recovery_takes_long_is_not_taken_for_one_that_was_stoppe
         assert store.session("s").set("n", 1) in (2, 3)
         assert {worker.line(), str(store.session("s").version(fresh=True))} <= {"2", "3"}
         assert worker.line() == "1", "it was the one that recovered"
-        assert store._twin._lifecycle.tiers().recovery.count == 0
+        assert store._core._lifecycle.tiers().recovery.count == 0
 
 
 def test_it_is_if_it_does_not_say_that_it_goes_on(rewound: Rewound, archive: str, monkeypatch: Any) -> None:
@@ -610,7 +610,7 @@ def test_it_is_if_it_does_not_say_that_it_goes_on(rewound: Rewound, archive: str
     with opened(rewound.server, archive, partitions=1) as store, opened(rewound.server, archive, partitions=1) as other:
         store.session("s").set("n", 0)
         store.admin.archive()
-        partitions = other._twin._lifecycle.tiers().warm.partitions
+        partitions = other._core._lifecycle.tiers().warm.partitions
         install = partitions.install
 
         async def slowly(*given: Any, **named: Any) -> str:
@@ -627,7 +627,7 @@ def test_it_is_if_it_does_not_say_that_it_goes_on(rewound: Rewound, archive: str
         late.start()
         assert stopped.wait(30)
         assert store.session("s").set("n", 1) == 2
-        assert store._twin._lifecycle.tiers().recovery.count == 1, "it was taken for one that was stopped"
+        assert store._core._lifecycle.tiers().recovery.count == 1, "it was taken for one that was stopped"
         go_on.set()
         late.join(30)
 
@@ -647,7 +647,7 @@ def test_many_replicas_begin_one_epoch(rewound: Rewound, archive: str) -> None:
         for thread in threads:
             thread.join()
         assert sorted(given) == [1, 2, 3, 4]
-        database = stores[0]._twin._lifecycle.cold.database
+        database = stores[0]._core._lifecycle.cold.database
         with database.read() as connection:
             rows = connection.execute(cursors.select().order_by(cursors.c.ordinal)).mappings().all()
         assert [row["closed"] for row in rows] == [True, False]
@@ -659,7 +659,7 @@ def test_many_replicas_begin_one_epoch(rewound: Rewound, archive: str) -> None:
 def test_a_connection_that_was_made_to_a_replica_starts_nothing(rewound: Rewound, archive: str) -> None:
     with opened(rewound.server, archive) as store:
         store.session("s").set("n", 0)
-        keys = store._twin._lifecycle.tiers().keys.partition(0)
+        keys = store._core._lifecycle.tiers().keys.partition(0)
         with redis.Redis.from_url(rewound.server.url) as client:
             client.delete(keys.meta)
             assert client.eval(MINT.text, 1, keys.meta, "", "token", "1000") == [b"busy"]
@@ -668,7 +668,7 @@ def test_a_connection_that_was_made_to_a_replica_starts_nothing(rewound: Rewound
 
 def test_the_right_to_start_is_not_what_a_full_redis_evicts(rewound: Rewound, archive: str) -> None:
     with opened(rewound.server, archive) as store:
-        life, keys = "1", store._twin._lifecycle.tiers().keys.partition(0)
+        life, keys = "1", store._core._lifecycle.tiers().keys.partition(0)
         with redis.Redis.from_url(rewound.server.url) as client:
 
             def asked(token: str, ms: int) -> object:

@@ -153,9 +153,9 @@ def test_what_redis_has_that_a_dump_has_not_is_brought_back(place: Place) -> Non
         assert store.session("old").get("n") == 24
         assert store.session("young").get("n") == 4
         # Resolved commits go with a purge.
-        assert store._twin._lifecycle.cold.quarantined()
-        store._twin._lifecycle.cold.purge(2**62, events_before_ms=0)
-        assert store._twin._lifecycle.cold.quarantined() == []
+        assert store._core._lifecycle.cold.quarantined()
+        store._core._lifecycle.cold.purge(2**62, events_before_ms=0)
+        assert store._core._lifecycle.cold.quarantined() == []
 
 
 def test_a_copy_of_a_file_brings_back_all_that_it_has(place: Place) -> None:

@@ -40,7 +40,7 @@ def warmed(store: StateStore, id: str) -> Any:
     """A session that is hot."""
     session = store.session(id)
     deadline = time.monotonic() + 10
-    while not store._twin._lifecycle.tiers().hot.entries:
+    while not store._core._lifecycle.tiers().hot.entries:
         session.get("n")
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -57,7 +57,7 @@ def test_a_child_is_a_replica_of_its_own(redis_url: str, archive_url: str, names
 
         def child() -> dict[str, Any]:
             found: dict[str, Any] = {
-                "entries": len(store._twin._lifecycle.tiers().hot.entries),
+                "entries": len(store._core._lifecycle.tiers().hot.entries),
                 "new": store.replica != replica,
             }
             try:
@@ -202,9 +202,9 @@ def test_a_child_remembers_nothing_of_its_parents_commits(redis_url: str, archiv
         store.session("s").set("n", 1)
 
         def child() -> list[int]:
-            before = len(store._twin._lifecycle.tiers().unarchived)
+            before = len(store._core._lifecycle.tiers().unarchived)
             store.session("s").set("n", 2)
-            return [before, len(store._twin._lifecycle.tiers().unarchived)]
+            return [before, len(store._core._lifecycle.tiers().unarchived)]
 
         assert in_child(child) == [0, 1]
-        assert len(store._twin._lifecycle.tiers().unarchived) == 1
+        assert len(store._core._lifecycle.tiers().unarchived) == 1

@@ -239,7 +239,7 @@ WITHOUT_END = {"AsyncEvents.__anext__"}
 def classes() -> list[type]:
     """Those of which the blocking face is made, a remote store's and an agent's apart, which ask by others."""
     entries = [each for file in generate_blocking.FILES if file.module.startswith("store.") for each in file.classes]
-    found = [generate_blocking.face_of(entry)[:2] for entry in entries]
+    found = [generate_blocking.classes_of(entry)[:2] for entry in entries]
     return [getattr(importlib.import_module(module), name) for module, name in found]
 
 

@@ -75,8 +75,8 @@ def test_a_child_knows_that_it_holds_nothing(tmp_path: Path) -> None:
                 assert store.session("other").set("n", 1) == 1
 
             child(look)
-            begun, until = time.monotonic(), lease._twin.deadline
-            while lease._twin.deadline == until:
+            begun, until = time.monotonic(), lease._core.deadline
+            while lease._core.deadline == until:
                 assert session.increment("n") > 0
                 assert time.monotonic() < begun + 60
                 time.sleep(0.05)
@@ -197,7 +197,7 @@ def test_parent_and_children_write_at_once_on_connections_of_their_own(tmp_path:
         parents: set[int] = set()
 
         def addresses() -> set[str]:
-            answer = store._twin._lifecycle.tiers().port.exchange([(b"CLIENT", b"ID")])
+            answer = store._core._lifecycle.tiers().port.exchange([(b"CLIENT", b"ID")])
             try:
                 answer.send(None)
             except StopIteration as done:
@@ -239,7 +239,7 @@ def test_threads_of_a_child_share_one_replica(tmp_path: Path) -> None:
 
             def first() -> None:
                 start.wait(10)
-                homes.append(id(store._twin._lifecycle.tiers()))
+                homes.append(id(store._core._lifecycle.tiers()))
                 store.session("s").increment("n")
 
             threads = [threading.Thread(target=first) for _ in range(8)]

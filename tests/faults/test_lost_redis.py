@@ -87,7 +87,7 @@ def test_hot_does_not_go_on_telling_what_redis_lost(server: RedisServer, archive
 
 
 def tiers_of(store: StateStore) -> Any:
-    return store._twin._lifecycle.tiers()
+    return store._core._lifecycle.tiers()
 
 
 def test_writers_on_several_replicas_go_on_under_one_epoch(server: RedisServer, archive_url: str) -> None:
@@ -151,7 +151,7 @@ def test_a_batch_read_before_the_loss_is_not_archived_after_it(server: RedisServ
         archive = ColdStore.archive
 
         def held(self: ColdStore, batches: Any) -> set[int]:
-            if self is slow._twin._lifecycle.cold:
+            if self is slow._core._lifecycle.cold:
                 holding.set()
                 assert go.wait(20)
             return archive(self, batches)
@@ -170,7 +170,7 @@ def test_a_batch_read_before_the_loss_is_not_archived_after_it(server: RedisServ
             thread.join()
         quick.admin.archive()
         assert [change.set["n"] for change in session.history()] == [1, 3]
-        assert quick._twin._lifecycle.cold.quarantined() == []
+        assert quick._core._lifecycle.cold.quarantined() == []
 
 
 def drained(store: StateStore) -> Any:
@@ -236,7 +236,7 @@ def rewound() -> Iterator[Rewound]:
 
 def in_sql(store: StateStore, id: str) -> dict[int, Any]:
     """What SQL has of field n, by version, whatever its journal is like."""
-    entries = store._twin._lifecycle.cold.history(f"session:{id}")
+    entries = store._core._lifecycle.cold.history(f"session:{id}")
     return {each.version: int(op.value) for each in entries for op in unpack(each.data) if op.name == b"n"}
 
 
@@ -265,7 +265,7 @@ def test_what_was_acknowledged_as_archived_is_there_when_redis_comes_back_older(
         assert sorted(acknowledged) == list(range(1, 51))
         assert in_sql(store, "s") == acknowledged
         assert [change.version for change in session.history()] == list(range(1, 51))
-        assert not store._twin._lifecycle.tiers().archiver.diverged
+        assert not store._core._lifecycle.tiers().archiver.diverged
         assert all(each.ok for each in store.admin.doctor() if each.name.startswith("partition"))
     finally:
         store.close()
@@ -317,7 +317,7 @@ def test_a_commit_that_redis_lost_is_not_called_archived_because_others_came_aft
     ):
         writer.session("s").set("n", 0)
         rewound.note()
-        its = writer._twin._lifecycle.tiers().archiver
+        its = writer._core._lifecycle.tiers().archiver
         reach = its.reach
 
         async def lost(*arguments: Any) -> Any:
@@ -333,7 +333,7 @@ def test_a_commit_that_redis_lost_is_not_called_archived_because_others_came_aft
             writer.session("s").set("n", 1)
         assert sorted(in_sql(other, "s").values()) == [0, 10, 11, 12, 13, 14]
         assert writer.session("s").set("n", 15) == 7
-        assert not other._twin._lifecycle.tiers().archiver.diverged
+        assert not other._core._lifecycle.tiers().archiver.diverged
 
 
 def test_an_event_that_redis_lost_is_not_called_archived(rewound: Rewound, archive_url: str) -> None:
@@ -343,7 +343,7 @@ def test_an_event_that_redis_lost_is_not_called_archived(rewound: Rewound, archi
     ):
         writer.emit("mail.sent", {"n": 0}, subject="x")
         rewound.note()
-        stream = writer._twin._lifecycle.tiers().stream
+        stream = writer._core._lifecycle.tiers().stream
         emit = stream.emit
 
         async def lost(*arguments: Any) -> Any:

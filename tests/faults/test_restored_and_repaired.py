@@ -253,7 +253,7 @@ class World:
             # Who died with the right to start a partition holds it for two seconds.
             with redis_of(Blocking(store)) as client:
                 for partition in range(self.settings["partitions"]):
-                    client.hdel(store._twin._lifecycle.tiers().keys.partition(partition).meta, "mint")
+                    client.hdel(store._core._lifecycle.tiers().keys.partition(partition).meta, "mint")
 
     def look(self, store: StateStore, *alarms: str) -> None:
         lost: dict[str, set[int]] = {}
@@ -310,7 +310,7 @@ def may_lack(lost: set[int]) -> Iterator[None]:
 @contextmanager
 def killing(store: StateStore, at: int) -> Iterator[None]:
     """Have Killed raised before the call `at` of a server, or behind it; of the background's calls none is counted."""
-    port = store._twin._lifecycle.tiers().port
+    port = store._core._lifecycle.tiers().port
     calls = itertools.count()
     callers = {threading.current_thread().name, "distributed-state-uninterruptible"}
     over = False
@@ -480,7 +480,7 @@ def test_without_a_look_at_a_broken_repair_a_commit_is_lost(
 
 def split(store: StateStore) -> tuple[str, str]:
     """Ids of a session and of a fork in a partition that is repaired before the session's."""
-    keys = store._twin._lifecycle.tiers().keys
+    keys = store._core._lifecycle.tiers().keys
     ids = [f"c{number}" for number in range(40)]
     places = [keys.of(Ref("session", id)).partition for id in ids]
     return ids[places.index(1)], ids[places.index(0)]
@@ -489,7 +489,7 @@ def split(store: StateStore) -> tuple[str, str]:
 def evict(world: World, store: StateStore, id: str) -> None:
     """Let a record's time in Redis be over."""
     with redis.Redis.from_url(world.url) as client:
-        client.delete(store._twin._lifecycle.tiers().keys.of(Ref("session", id)).record)
+        client.delete(store._core._lifecycle.tiers().keys.of(Ref("session", id)).record)
 
 
 def texts(store: StateStore, id: str) -> list[Any]:
@@ -592,7 +592,7 @@ def test_a_fork_of_a_fork_shows_its_items_where_both_come_whole(warm: str, tmp_p
         source.items("x").put("k", "old")
         store.admin.archive()
         world.sql.back_up()
-        keys = store._twin._lifecycle.tiers().keys
+        keys = store._core._lifecycle.tiers().keys
         place = keys.of(source.ref).partition
         first, second = [
             id for id in (f"d{number}" for number in range(40)) if keys.of(Ref("session", id)).partition == place
@@ -660,7 +660,7 @@ def test_what_sql_refuses_is_neither_counted_as_brought_nor_archived(warm: str, 
         (found,) = [each for each in store.admin.doctor() if each.name == "sql quarantine"]
         assert not found.ok
         # The commits that came with it no longer count as archived.
-        assert store._twin._lifecycle.cold.count_quarantined() == (3 if whole else 1)
+        assert store._core._lifecycle.cold.count_quarantined() == (3 if whole else 1)
 
 
 @pytest.mark.wide

@@ -248,7 +248,7 @@ def test_of_which_records_items_may_be_lost_is_said(server: RedisServer, sql: Sq
         store.admin.archive()
         if gone:
             with redis.Redis.from_url(server.url) as client:
-                client.delete(store._twin._lifecycle.tiers().keys.of(Ref("session", "s")).items)
+                client.delete(store._core._lifecycle.tiers().keys.of(Ref("session", "s")).items)
         sql.restore()
     with opened(server, sql) as store:
         done = store.admin.repair()
@@ -279,7 +279,7 @@ def test_what_was_deleted_or_erased_since_stays_so(server: RedisServer, sql: Sql
 
 def evict(server: RedisServer, store: StateStore, id: str) -> None:
     with redis.Redis.from_url(server.url) as client:
-        client.delete(store._twin._lifecycle.tiers().keys.of(Ref("session", id)).record)
+        client.delete(store._core._lifecycle.tiers().keys.of(Ref("session", id)).record)
 
 
 def message(text: str) -> dict[str, Any]:
@@ -316,7 +316,7 @@ def test_what_was_erased_and_began_again_shows_nothing_of_before(server: RedisSe
         evict(server, store, "s")
     with opened(server, sql) as store:
         assert texts(store, "s") == ["new"]
-        assert store._twin._lifecycle.cold.count_quarantined() == 0
+        assert store._core._lifecycle.cold.count_quarantined() == 0
 
 
 @pytest.mark.wide
@@ -334,7 +334,7 @@ def test_a_fork_of_what_was_erased_stays(server: RedisServer, sql: Sql) -> None:
         sql.restore()
     with opened(server, sql) as store:
         store.admin.repair()
-        assert store._twin._lifecycle.cold.pending() == []
+        assert store._core._lifecycle.cold.pending() == []
         assert texts(store, "fork") == ["a", "own", "later", "still later"]
 
 
@@ -428,7 +428,7 @@ def test_after_a_repair_nothing_is_left_to_look_at(server: RedisServer, sql: Sql
         assert note.subject == "session:s"
         shown = {"version": 5, "after": 1, "aside": 2, "lost": [], "items": False, "deleted": False}
         assert note.data == shown
-        cold = store._twin._lifecycle.cold
+        cold = store._core._lifecycle.cold
         assert cold.count_quarantined() == 0
         assert len(cold.quarantined()) == 2
         assert store.session("s").version(durability="archived") == 5
@@ -455,7 +455,7 @@ def test_a_commit_that_redis_left_as_it_read_the_backup_is_kept_in_a_branch(serv
         assert store.session("s").get_all() == {"n": 0, "m": 1}
         (branch,) = store.admin.branches("s")
         assert (branch.commits, branch.version, branch.missing) == (1, 3, ((2, 2),))
-        assert store._twin._lifecycle.cold.quarantined() == []
+        assert store._core._lifecycle.cold.quarantined() == []
         assert store.session("s").set("n", 5, durability="archived") == 3
 
 
@@ -474,7 +474,7 @@ def test_the_label_of_the_last_entry_and_its_event_are_kept(server: RedisServer,
         sql.restore()
     with opened(server, sql, partitions=1) as store:
         done = store.admin.repair()
-        assert (done.records, done.aside) == (1, len(store._twin._lifecycle.cold.quarantined()))
+        assert (done.records, done.aside) == (1, len(store._core._lifecycle.cold.quarantined()))
         session = store.session("s")
         session.set("n", 9)
         session.rollback(label="safe")
@@ -497,7 +497,7 @@ def test_a_repair_that_died_over_a_hole_in_the_journal_loses_nothing(
         for n in (4, 4, 4, 1):
             session.set("n", n)
         with redis.Redis.from_url(server.url) as client:
-            assert client.xdel(store._twin._lifecycle.tiers().keys.partition(0).journal, "2-0", "3-0") == 2
+            assert client.xdel(store._core._lifecycle.tiers().keys.partition(0).journal, "2-0", "3-0") == 2
         with monkeypatch.context() as broken:
             broken.setattr(ColdStore, "backfill", lambda *_, **__: 1 / 0)
             with pytest.raises(ZeroDivisionError):
@@ -520,7 +520,7 @@ def test_a_hole_in_the_journal_is_filled_or_the_record_comes_whole(
         store.admin.archive()
         for n in range(1, 5):
             session.set("n", n)
-        journal = store._twin._lifecycle.tiers().keys.of(Ref("session", "s")).journal
+        journal = store._core._lifecycle.tiers().keys.of(Ref("session", "s")).journal
         with redis.Redis.from_url(server.url) as client:
             assert client.xdel(journal, f"{first}-0", f"{first + 1}-0") == 2
         with pytest.raises(Exception, match=f"lacks entry {first}"):
@@ -669,7 +669,7 @@ def served(store: StateStore) -> bool:
 def test_while_it_is_repaired_nobody_else_lets_others_write(server: RedisServer, sql: Sql) -> None:
     with opened(server, sql, partitions=1) as store:
         store.session("s").set("n", 1)
-        tiers = store._twin._lifecycle.tiers()
+        tiers = store._core._lifecycle.tiers()
         keys = tiers.keys.partition(0)
         with redis.Redis.from_url(server.url) as client:
             kept = client.hgetall(keys.meta)

@@ -246,10 +246,10 @@ def test_a_history_says_where_a_turn_spent_its_time(run: Run, archive: str) -> N
 def test_branches_are_listed_and_forked(run: Run, archive: str) -> None:
     with StateStore.open(archive=archive) as store:
         store.session("s\x1b[2J", actor="agent[bold]").set("city", "Oslo")
-        cold = store._twin._lifecycle.cold
+        cold = store._core._lifecycle.cold
         assert cold is not None
         text = store.session("s\x1b[2J").ref.text
-        partition = store._twin._lifecycle.context.keys.partition_of(text)
+        partition = store._core._lifecycle.context.keys.partition_of(text)
         data = pack([(b"s", b"city", b'"Bergen"')])
         entry = JournalEntry(9, "x.9.1", text, 2, 1_700_000_000_000, "set", "agent[bold]", 0, data, 0)
         cursor = cold.cursor(partition)

@@ -83,7 +83,7 @@ def test_of_two_stores_each_line_names_its_own_or_none(written: io.StringIO) -> 
             logs.opened(store.replica)
         log.error("whose, nobody knows")
         for store in (one, other):
-            job = store._twin._lifecycle.tiers().port.spawn(work, "test")
+            job = store._core._lifecycle.tiers().port.spawn(work, "test")
             finish(job.stop())
         for store in (one, other):
             logs.closed(store.replica)

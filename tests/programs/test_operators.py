@@ -28,7 +28,7 @@ from distributed_state.programs import cli
 from distributed_state.programs.cli import shell, top
 from distributed_state.programs.servers import wait_until
 from distributed_state.store.fleet import FleetLooks
-from distributed_state.store.lifecycle import twin_of
+from distributed_state.store.lifecycle import core_of
 
 NOWHERE = "redis://127.0.0.1:1"
 NO_SQL = "postgresql+psycopg://nobody@127.0.0.1:1/none"
@@ -103,7 +103,7 @@ def test_top_counts_commits_and_names_who_is_busy_with_sql_there_or_away(run: Ru
 def test_a_look_is_compared_with_the_one_before_also_over_an_epoch(place: dict[str, str]) -> None:
     with StateStore.open(**place, archiver=False, partitions=1) as store:
         store.session("s").set("n", 1)
-        watch = FleetLooks(twin_of(store)._lifecycle.tiers())
+        watch = FleetLooks(core_of(store)._lifecycle.tiers())
         first = finish(watch.look())
         assert (first.commits, first.busiest, first.waiting) == (None, (), 1), "nothing to compare with yet"
         for n in range(3):

@@ -658,7 +658,7 @@ async def test_events_come_and_none_is_missed(opens: Opens, id: str) -> None:
 def test_blocking_code_waits_on_one_stream_whose_thread_ends_with_it(workers: Any, id: str, close: str) -> None:
     with StateStore.open(workers[0].url) as store:
         events = store.events("session.*").__enter__()
-        stream = events._twin._lines
+        stream = events._core._lines
         for label in "ab":
             for _ in range(3):
                 assert events.next(timeout=0.005) is None
@@ -666,7 +666,7 @@ def test_blocking_code_waits_on_one_stream_whose_thread_ends_with_it(workers: An
             event = events.next(timeout=10.0)
             assert event is not None
             assert event.data == {"label": label}
-        assert events._twin._lines is stream
+        assert events._core._lines is stream
         {"events": events, "store": store}[close].close()
         assert not stream._reader.is_alive()
 
@@ -865,7 +865,7 @@ def test_a_lease_that_ended_refuses_what_is_written_under_it(workers: tuple[Work
         session.set("a", 1)
         with session.lock(ttl=1.0) as lease:
             assert lease.renew()
-            lease._twin._stop()  # as if this process were frozen
+            lease._core._stop()  # as if this process were frozen
             with other.session(id).lock(wait=10.0), pytest.raises(Fenced):
                 session.set("a", 2)
             assert not lease.renew()

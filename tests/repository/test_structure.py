@@ -102,7 +102,7 @@ def test_agents_stand_on_the_public_store(module: Path) -> None:
     """What they need besides its public methods is in one place."""
     if place_of(name_of(module)) == "agents":
         blocking = name_of(module).startswith("agents.blocking")  # it holds its asyncio twin
-        below = {"tiers"} if blocking else {"tiers", "_twin"}
+        below = {"tiers"} if blocking else {"tiers", "_core"}
         found = below & {node.attr for node in ast.walk(tree(module)) if isinstance(node, ast.Attribute)}
         assert not found, f"goes below the store by {found}"
 

@@ -21,19 +21,19 @@ pytestmark = pytest.mark.unit
 
 def pair(entry: str, file: generate_blocking.File) -> tuple[type, type]:
     """A class of the blocking face and its twin."""
-    module, name, face = generate_blocking.face_of(entry)
+    module, name, face = generate_blocking.classes_of(entry)
     ours = importlib.import_module(f"{generate_blocking.PACKAGE}.{file.module}")
     return getattr(ours, face), getattr(importlib.import_module(module), name)
 
 
-TWINS = generate_blocking.rules().faces
+COUNTERPARTS = generate_blocking.rules().counterparts
 # Tested with the agents' other parts; and the part of a store whose methods are the store's.
 APART = {"AsyncAgent", "AsyncHost", "AsyncLastState", "AsyncFleet"}
 PAIRS = [
     pair(entry, file)
     for file in generate_blocking.FILES
     for entry in file.classes
-    if generate_blocking.face_of(entry)[1] not in APART
+    if generate_blocking.classes_of(entry)[1] not in APART
 ]
 INNER = {twin: generate_blocking.INNER.get(twin.__name__, set()) | {"wrap"} for _, twin in PAIRS}
 pairs = pytest.mark.parametrize(("face", "twin"), PAIRS, ids=[face.__name__ for face, _ in PAIRS])
@@ -50,7 +50,7 @@ def methods(kind: type) -> dict[str, Callable[..., Any]]:
 
 def blocking(text: str) -> str:
     """How a type of the asyncio face reads on the blocking one."""
-    text = re.sub(r"\bAsync\w+", lambda match: TWINS.get(match[0], match[0]), text)
+    text = re.sub(r"\bAsync\w+", lambda match: COUNTERPARTS.get(match[0], match[0]), text)
     return text.replace(" | Awaitable[T]", "").replace(" | Awaitable[Mapping[str, Any]]", "")
 
 
@@ -78,7 +78,7 @@ def test_they_say_the_same(face: type, twin: type) -> None:
     """But for examples, which are in the words of their face."""
     for name, method in methods(face).items():
         assert method.__doc__, f"{name} has no docstring"
-        assert method.__doc__ == in_blocking_words(methods(twin)[name].__doc__ or "", TWINS), name
+        assert method.__doc__ == in_blocking_words(methods(twin)[name].__doc__ or "", COUNTERPARTS), name
 
 
 @pairs
@@ -164,7 +164,7 @@ def test_a_changed_file_is_shown_and_told(monkeypatch: pytest.MonkeyPatch, capsy
     ],
 )
 def test_examples_are_in_the_words_of_their_face(said: str, expected: str) -> None:
-    assert in_blocking_words(said, TWINS) == expected
+    assert in_blocking_words(said, COUNTERPARTS) == expected
 
 
 def test_what_the_generator_cannot_tell_is_an_error(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

@@ -22,7 +22,7 @@ from distributed_state.cold.tables import changes, records
 from distributed_state.hot.cache import Hot
 from distributed_state.records import messages
 from distributed_state.records.context import RECORDS, Ephemeral
-from distributed_state.store.lifecycle import twin_of
+from distributed_state.store.lifecycle import core_of
 from distributed_state.values import codec
 from distributed_state.values.levels import Freshness
 
@@ -484,7 +484,7 @@ def test_a_store_that_fails_in_a_forked_child_keeps_no_other_from_letting_go(
     with StateStore.open(archive=f"sqlite:///{tmp_path}/a.db") as a, StateStore.open(archive="memory") as b:
         for store in (a, b):
             store.session("s").ephemeral["x"] = 1
-            monkeypatch.setattr(twin_of(store)._lifecycle.tiers().port, "abandon", fail)
+            monkeypatch.setattr(core_of(store)._lifecycle.tiers().port, "abandon", fail)
         child = os.fork()
         if child == 0:
             os._exit(sum(bool(store.session("s").ephemeral) for store in (a, b)))

@@ -146,4 +146,4 @@ class StateInside:
     """Lets `redis_of` look below a store that was opened without the fixture."""
 
     def __init__(self, store: StateStore) -> None:
-        self.settings, self._lifecycle = store.settings, store._twin._lifecycle
+        self.settings, self._lifecycle = store.settings, store._core._lifecycle

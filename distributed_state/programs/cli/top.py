@@ -17,7 +17,7 @@ from distributed_state.errors import StateError
 from distributed_state.port.background import finish
 from distributed_state.programs.cli.shell import printable
 from distributed_state.store.fleet import FleetLooks, Overview, ReplicaRates
-from distributed_state.store.lifecycle import lifecycle_of, twin_of
+from distributed_state.store.lifecycle import core_of, lifecycle_of
 
 _SAMPLE = 0.25  # seconds between two looks at the ends of the journals
 _OLD = 10.0  # seconds that a commit waits for SQL before it is shown in red
@@ -29,9 +29,9 @@ class Watched:
     """A store's fleet, observed every `interval` seconds."""
 
     def __init__(self, store: distributed_state.StateStore, interval: float) -> None:
-        twin = twin_of(store)
-        self._watch = FleetLooks(lifecycle_of(twin).tiers())
-        self._namespace = twin.settings.namespace
+        core = core_of(store)
+        self._watch = FleetLooks(lifecycle_of(core).tiers())
+        self._namespace = core.settings.namespace
         self._interval = interval
 
     def once(self) -> Overview:
