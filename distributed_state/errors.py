@@ -291,14 +291,15 @@ class Backpressure(Unavailable):
 class DurabilityUnknown(StateError):
     """Applied as `version` (0: an event), but the requested durability was not confirmed.
 
-    Repeating the write applies it again, which is harmless only if it sets values. Instead, `record.confirm` waits
-    for the applied write, and a turn may be started again under its `request_id`.
+    Repeating the write applies it again, which is harmless only if it sets values. Instead,
+    `record.version(durability=...)` waits for the applied write. A turn may be started again under its `request_id`.
 
     With version 0, the reply of a write was lost, and whether it was applied could not be determined in time. It also
     means, for a turn, that its session's part is applied and its change of the user's record is not. With a
     `request_id`, starting the turn again under it returns the outcome and completes the rest.
 
-    Remedy: do not repeat increments or appends; `confirm()` waits, and a turn is started again under its `request_id`.
+    Remedy: do not repeat increments or appends. Wait with `version(durability=...)`; start a turn again under its
+    `request_id`.
     """
 
     def __init__(self, message: str, *, version: int = 0, request_id: str | None = None) -> None:

@@ -317,8 +317,8 @@ class AsyncStateStore(AsyncFleet):
         which guarantees nothing if another one is promoted. "fsynced": it is on the disk of its Redis, which guarantees
         nothing across a failover. "archived": SQL has it. DurabilityUnknown means that a change was applied, but did
         not reach the level in time; repeat a turn under its request id, and confirm others by
-        `record.version(durability=...)`. Without
-        this, and without `durability=` of the change, batch or turn itself, the setting `durability` applies.
+        `record.version(durability=...)`. Without this, and without `durability=` of the change, batch or turn itself,
+        the setting `durability` applies.
 
         Raises InvalidValue for an unknown level; and ConfigurationError, here or when a change is made, if the servers
         can never reach it. It is a variable of the context, as in `acting_as`, and applies to this store alone.

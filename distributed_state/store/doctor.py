@@ -319,7 +319,7 @@ def archive(facts: dict[str, str]) -> list[Finding]:
         advice = "Redis lost data, or may have: the log of who began them says what, and why"
         findings.append(Finding("epochs", minted == NONE_MINTED, minted, advice))
     diverged = facts.get("branched records", "0")
-    advice = "distributed-state branches shows them; fork what is wanted (fork --branch), then drop_branch()"
+    advice = "distributed-state branches shows them; fork what is wanted (fork --branch), then store.admin.drop_branch"
     findings.append(Finding("branches", diverged == "0", f"{diverged} records have branches", advice))
     return findings
 
