@@ -510,7 +510,7 @@ def _to_langchain(core: Any, message: Message) -> Any:
             if arguments == _json(call.arguments):
                 good.append({"name": call.name, "args": arguments, "id": call.id, "type": "tool_call"})
             else:
-                error = "the arguments are no JSON object"
+                error = "the arguments are not a JSON object"
                 bad.append({"name": call.name, "args": call.arguments, "id": call.id, "error": error})
         bad = [each | {"type": "invalid_tool_call"} for each in bad]
         return core.AIMessage(content=content, tool_calls=good, invalid_tool_calls=bad, **name)

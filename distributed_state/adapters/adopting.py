@@ -194,7 +194,7 @@ async def opened(stack: AsyncExitStack, given: Any, kinds: tuple[type, ...]) -> 
             given = stack.enter_context(given)
     if not isinstance(given, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise InvalidValue(f"the source is no {wanted}, nor does it make one: {type(given).__name__}")
+        raise InvalidValue(f"the source is not a {wanted}, and does not make one: {type(given).__name__}")
     return given
 
 

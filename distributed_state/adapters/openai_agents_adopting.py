@@ -54,7 +54,7 @@ async def threads(
     """The sessions that `source` creates from an id, or those at an SQLite, other database or Redis URL, and ours."""
     make, listed = await _of_url(stack, source) if isinstance(source, str) else (source, None)
     if not callable(make):
-        raise InvalidValue("the source is no function that makes a session of its id")
+        raise InvalidValue("the source is not a function that makes a session from its id")
     if ids is not None:
         wanted = list(ids)
 

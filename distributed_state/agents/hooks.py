@@ -164,7 +164,7 @@ class CommandArgument:
         if not isinstance(self.name, str) or not self.name:
             raise InvalidValue(f"the name of an argument is a non-empty str, not {self.name!r:.80}")
         if self.type not in _TYPES:
-            raise InvalidValue(f"argument {self.name!r}: type {self.type!r:.80} is none of {', '.join(_TYPES)}")
+            raise InvalidValue(f"argument {self.name!r}: type {self.type!r:.80} is not one of {', '.join(_TYPES)}")
         if self.default is not None:
             self.check(self.default)
 

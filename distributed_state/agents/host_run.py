@@ -171,7 +171,7 @@ class HostRun:
                 try:
                     await work(agent)
                 except Exception:
-                    log.exception("agent %s: what a signal asked for failed", agent.name)
+                    log.exception("agent %s: the action requested by a signal failed", agent.name)
 
         self._worker.add_task(each, urgent=True)
 

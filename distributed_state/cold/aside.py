@@ -494,7 +494,7 @@ def one(sql: Sql, record: str, branch: str) -> Branched:
     """A branch by its id. Raises NotFound that names the existing branches."""
     found = {each.id: each for each in of_record(sql, record)}
     if branch not in found:
-        there = f"it has {', '.join(found)}" if found else "it has none"
+        there = f"it has {', '.join(found)}" if found else "it has no branches"
         raise NotFound(f"{record[:200]}: no branch {branch[:80]!r}; {there}")
     return found[branch]
 
@@ -531,7 +531,7 @@ def state_at(sql: Sql, record: str, branch: str, version: int | None) -> BranchS
     where = f"{record[:200]}, branch {branch}"
     state = states(sql, {record: found.base}).get(record) if found.base else State("", 0, {})
     if state is None or state.version != found.base:
-        raise NotFound(f"{where}: version {found.base}, which it begins behind, cannot be read any more")
+        raise NotFound(f"{where}: version {found.base}, after which it begins, can no longer be read")
     fields = state.fields
     first_message = int(fields.get(NEXT, b"0"))
     messages: dict[int, bytes] = {}

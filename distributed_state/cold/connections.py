@@ -414,7 +414,7 @@ def watch(engine: Engine, patience: Patience) -> None:
             try:
                 engine.dialect.do_ping(raw)
             except engine.dialect.loaded_dbapi.Error as error:
-                raise exc.InvalidatePoolError("the connection was lost while nobody used it") from error
+                raise exc.InvalidatePoolError("the connection was lost while it was idle") from error
 
     event.listen(engine, "do_connect", connecting)
     # First of all listeners: others send queries on a new connection.

@@ -220,7 +220,7 @@ def applied(sql: Sql, record: str, event: str, since_ms: int) -> int:
     # Changes before the first remaining one were purged, and are not newer than it.
     purged_ms = head["updated_ms"] if head and not first else first[1] if first and first[0] > 1 else -1
     if purged_ms >= since_ms:
-        raise NotFound(f"{record}: what was committed lately was purged")
+        raise NotFound(f"{record}: its latest commits were purged")
     return 0
 
 

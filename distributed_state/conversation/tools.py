@@ -384,5 +384,5 @@ TOOLBOX = (count, reset, note, get_preference, set_preference, user_statistics)
 def _number(state: State, name: str) -> int:
     value = state.get(name, 0)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidValue(f"{name!r} is no counter, it holds {value!r:.80}")
+        raise InvalidValue(f"{name!r} is not a counter, it holds {value!r:.80}")
     return value

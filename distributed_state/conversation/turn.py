@@ -45,7 +45,7 @@ from distributed_state.values.model import SUMMARY, Message
 from distributed_state.values.turn_times import operation_of
 
 BUSY = ("wait", "reject", "interrupt")
-_NOT_OPEN = "this transaction is over; nothing can be changed through it any more"
+_NOT_OPEN = "this transaction is over; it can no longer change anything"
 _NOT_BEGUN = "this turn has not begun: it is open inside `with session.turn(...) as turn:`, or `async with`"
 
 

@@ -48,7 +48,7 @@ TYPES = (
         },
     ),
     EventType(
-        "conversation.deleted", "the record", "It was deleted or erased. Of an erased one this alone stays.",
+        "conversation.deleted", "the record", "It was deleted or erased. An erased record keeps only this event.",
     ),
     EventType(
         "conversation.diverged", "the record",
@@ -62,7 +62,7 @@ TYPES = (
     ),
     EventType(
         "conversation.repaired", "the record",
-        "`repair` brought it to a SQL that was restored older. It is in the audit alone; nobody hears it.",
+        "`repair` copied it to SQL, which was restored from an older backup. Only in the audit.",
         {
             "version": "the version that SQL has since, which came whole or leaves out what is lost",
             "after": "SQL's last version before it; those between the two cannot be read",
@@ -118,8 +118,8 @@ TYPES = (
         {"replica": "its id", "host": "where it ran", "pid": "its process"},
     ),
     EventType(
-        "resync", "none", "In place of events that were missed and are not kept any more. It is not stored.",
-        {"reason": "`trimmed` (not kept so long), `epoch` or `rewound` (Redis lost some); several with `+` between",
+        "resync", "none", "In place of missed events that are no longer kept. It is not stored.",
+        {"reason": "`trimmed` (they were too old), `epoch` or `rewound` (Redis lost some); several with `+` between",
          "partitions": "those whose events were missed"},
     ),
 )  # fmt: skip

@@ -215,7 +215,7 @@ def read_address(url: str) -> Address:
     place = f"{scheme}://{shown}" + (f"/{service}" if service else "")
     mine, theirs = read_options(parts.query, scheme, place)
     if parts.fragment:
-        raise ConfigurationError(f"{place}: nothing can stand behind # in a url; in a password it is written %23")
+        raise ConfigurationError(f"{place}: a url must not contain #; in a password it is written %23")
     # Not `geturl`, which drops the slashes of a URL without a host, such as a Unix socket's.
     path = parts.path if plain == "unix" else database
     mine = _login(f"{plain}://{parts.netloc}{path}", place) | mine

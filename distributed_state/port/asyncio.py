@@ -275,7 +275,7 @@ class AsyncioPort(Router):
                 await self._looking_by(self._connections.look)
         except TimeoutError as error:
             account.add(began, "")
-            raise WarmUnavailable(f"{self._place}: nobody has said yet where keys are") from error
+            raise WarmUnavailable(f"{self._place}: the server that has the keys is not known yet") from error
         account.add(began)
 
     def _late(self) -> None:

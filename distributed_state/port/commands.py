@@ -57,7 +57,7 @@ def translate(error: BaseException, place: str) -> StateError:
     if isinstance(error, driver.NoPermissionError) or word == "NOPERM":
         return NotPermitted(f"{place}: the user lacks a right: {text}")
     if isinstance(error, driver.InvalidResponse):
-        return ConfigurationError(f"{place}: what answers there is not a Redis or Valkey server ({text[:80]})")
+        return ConfigurationError(f"{place}: the server at this address is not Redis or Valkey ({text[:80]})")
     if refused := [each for each in _causes(error) if isinstance(each, ssl.SSLCertVerificationError)]:
         return ConfigurationError(f"{place}: the server's certificate is not trusted: {refused[0].verify_message}")
     if isinstance(error, driver.OutOfMemoryError) or word == "OOM":

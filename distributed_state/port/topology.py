@@ -192,7 +192,7 @@ class Topology:
         """
         began = time.monotonic()
         if not self._looking.acquire(timeout=min(seconds, _LONGEST)):
-            raise WarmUnavailable(f"{self._where.place}: nobody has said yet where keys are")
+            raise WarmUnavailable(f"{self._where.place}: the server that has the keys is not known yet")
         try:
             if not self.doubted:
                 return  # another thread looked while we waited
@@ -211,7 +211,7 @@ class Topology:
                 if not before or not isinstance(error, WarmUnavailable):
                     self.doubted = True
                     raise
-                log.info("%s: nobody says where keys are now: %s", self._where.place, error)
+                log.info("%s: no server reports where the keys are: %s", self._where.place, error)
             finally:
                 self._looked = time.monotonic()
                 self.looks += 1
@@ -220,7 +220,7 @@ class Topology:
         after = self.nodes()
         for node in before:
             if node not in after:
-                log.info("%s: %s is no more asked; %s", self._where.place, node, ", ".join(after))
+                log.info("%s: %s is no longer asked; %s", self._where.place, node, ", ".join(after))
                 self.drop(node)
 
     def drop(self, node: str) -> None:
@@ -303,7 +303,7 @@ class Topology:
         """Return the answers of the servers that answer within a second. Raises the last error if none does."""
         asked = sorted(set(nodes))
         answers: dict[str, Any] = {}
-        last: StateError = WarmUnavailable(f"{self._where.place}: nobody to ask")
+        last: StateError = WarmUnavailable(f"{self._where.place}: no server to ask")
         pool = self._executor(min(len(asked), 16))
         quick = min(_QUICK, self._timeout, self._seconds / 2)  # it may take twice that
         try:
@@ -510,7 +510,7 @@ class _Listener(threading.Thread):
 
     def _understand(self, message: Any) -> None:
         if isinstance(message, ReplyError):
-            log.warning("Sentinel %s does not let us hear of another primary: %s", self._seed, message)
+            log.warning("Sentinel %s refuses the subscription to changes of the primary: %s", self._seed, message)
         # Earlier messages are lost, so it looks when it is subscribed.
         elif message[0] == b"subscribe" or (message[0] == b"message" and self._service in message[2].split(b" ")):
             self._look()

@@ -99,7 +99,7 @@ class Guard:
 
 
 def _denied(request: Request, ref: Ref | None) -> str:
-    who = f"{request.actor[:80]!r}" if request.actor else "nobody in particular"
+    who = f"{request.actor[:80]!r}" if request.actor else "an unnamed caller"
     what = "everything" if ref is None else ref.text[:200]
     field = request.field
     return f"{who} may not {request.action} {what if field is None else f'{field!r:.80} of {what}'}"

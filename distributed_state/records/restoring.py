@@ -212,7 +212,7 @@ def restore(changes: Changes, state: Mapping[str, Any], now: float) -> None:
         if end is None:
             tried("fields", changes.set, key, value)
         elif isinstance(end, bool) or not isinstance(end, (int, float)) or not 0 <= end < 1e12:
-            bad.append(f"expires[{key!r:.80}]: {end!r:.80} is no time in seconds since 1970")
+            bad.append(f"expires[{key!r:.80}]: {end!r:.80} is not a time in seconds since 1970")
         elif end > now:
             tried("fields", partial(changes.set, until=float(end)), key, value)
     bad += [f"expires[{key!r:.80}]: there is no such field" for key in expires if key not in fields]

@@ -85,7 +85,7 @@ def check_same(key: str, given: Any, back: Any) -> None:
     """Refuse a value that the model hides or loses on the way to JSON: it would be lost for good."""
     if given != back:
         kind = type(given).__name__
-        raise InvalidValue(f"{key}: this {kind} is not the same any more when the model has written it as JSON")
+        raise InvalidValue(f"{key}: this {kind} changes when the model writes it as JSON")
 
 
 def complaint_of(error: ValidationError, place: tuple[str, ...] = ()) -> tuple[str, str]:
@@ -159,7 +159,7 @@ class Schema(Generic[M]):
         for way, casters in ("upcaster from", self._upcasters), ("downcaster to", self._downcasters):
             for step, caster in casters.items():
                 if not callable(caster) or inspect.iscoroutinefunction(caster):
-                    raise InvalidValue(f"{self}: the {way} version {step} is no plain function: {caster!r:.80}")
+                    raise InvalidValue(f"{self}: the {way} version {step} is not a plain function: {caster!r:.80}")
         model.model_rebuild()  # forward references, or an error that names the missing one
         self._names = {stored_name(model, name): name for name in model.model_fields}  # stored -> attribute
         self._open = model.model_config.get("extra") == "allow"
@@ -373,4 +373,4 @@ def _plain(model: type[M]) -> Schema[M]:
 
 def _corrupt(text: str, schema: Schema[Any], field: str, complaint: str, entry: CachedRecord) -> CorruptState:
     data = entry.fields.get(field.encode("utf-8", "surrogatepass"), b"")
-    return CorruptState(f"{text[:200]}: is no {schema}: {complaint}", field=field, data=data)
+    return CorruptState(f"{text[:200]}: does not match {schema}: {complaint}", field=field, data=data)

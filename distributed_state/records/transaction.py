@@ -205,7 +205,7 @@ class Workspace(MutableMapping[str, Any]):
         for key, value in self._now.items():
             if isinstance(value, (dict, list)):
                 self._notice(key, value)
-        self.closed = "this transaction is over; nothing can be changed through it any more"
+        self.closed = "this transaction is over; it can no longer change anything"
         return self.changes or None
 
     def draft(self, kind: str = "transaction", *, durability: str | None = None) -> Draft | None:
@@ -424,7 +424,7 @@ class AsyncBatch:
         given = preconditions(context, expect, expect_exists)
         if given is not None:
             if handle.ref in self._given:
-                raise InvalidValue(f"{context.text[:200]}: what is expected of a record is said once in a batch")
+                raise InvalidValue(f"{context.text[:200]}: expectations of a record can be given only once in a batch")
             self._given[handle.ref] = given
         return self._changes.setdefault(handle.ref, (context, context.changes()))[1]
 

@@ -58,7 +58,7 @@ class TypedChanges(Changes):
     def increment(self, key: str, by: int) -> None:
         """Add on the server, if the model takes any whole number for the field."""
         if not self._schema.countable(key):
-            what = "is no int without limits that counts from 0, so the server cannot add to it unseen"
+            what = "is not an unlimited int that counts from 0, so the server cannot add to it without reading it"
             raise InvalidValue(f"{key!r}: {what}; use increment() or edit()")
         super().increment(key, by)
 

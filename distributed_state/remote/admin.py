@@ -15,7 +15,7 @@ from distributed_state.values.model import Ref
 
 
 class AsyncRemoteAdmin:
-    """What an operator does with a store behind its service: `store.admin`."""
+    """The operator's methods of a store behind its service: `store.admin`."""
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests

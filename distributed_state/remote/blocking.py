@@ -654,7 +654,7 @@ class RemoteEvents:
 
 
 class RemoteAdmin:
-    """What an operator does with a store behind its service: `store.admin`."""
+    """The operator's methods of a store behind its service: `store.admin`."""
 
     def __init__(self, core: AsyncRemoteAdmin) -> None:
         self._core = core

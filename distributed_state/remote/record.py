@@ -143,7 +143,7 @@ class RemoteTransaction(MutableMapping[str, Any]):
 
     def body(self) -> dict[str, Any] | None:
         """End it: the change as a request body, None if nothing changed."""
-        self._closed = "this transaction is over; nothing can be changed through it any more"
+        self._closed = "this transaction is over; it can no longer change anything"
         before = self._state.fields
         put = {key: value for key, value in self._now.items() if value is not _GONE and self._changed(key, value)}
         gone = [key for key, value in self._now.items() if value is _GONE and key in before]

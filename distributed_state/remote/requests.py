@@ -279,7 +279,7 @@ def _said(answer: HttpAnswer) -> Any:
     try:
         return json.loads(answer.body)
     except ValueError as error:
-        raise Unavailable("the service answered with what is no JSON") from error
+        raise Unavailable("the service's answer is not JSON") from error
 
 
 def encoded(body: Any) -> bytes:

@@ -127,7 +127,7 @@ class Setting:
         if self._given is not None and known != self._values():
             raise ConfigurationError(
                 f"search: the index was made with {found}, not with {self._text()}: open the store as then, "
-                "or remove the index with `distributed-state index --remove` and begin anew"
+                "or remove the index with `distributed-state index --remove` and start again"
             )
         self._adopt(known)
         self.stored, self.on = found, True
@@ -187,7 +187,7 @@ async def embedded(port: Port, setting: Setting, texts: list[str]) -> list[str]:
         vectors = [[float(number) for number in vector] for vector in answer]
     except Exception as error:  # an object of the user's own may raise anything
         what = f"{type(error).__name__}: {str(error)[:200]}"
-        raise ConfigurationError(f"search: `embed` returned what is no list of vectors ({what})") from error
+        raise ConfigurationError(f"search: `embed` did not return a list of vectors ({what})") from error
     if len(vectors) != len(texts):
         raise ConfigurationError(f"search: `embed` returned {len(vectors)} vectors for {len(texts)} texts")
     for vector in vectors:

@@ -244,7 +244,7 @@ def _filter(filter: Mapping[str, Any] | None) -> Callable[[Any], bool]:
         if isinstance(wanted, Mapping) and wanted and all(isinstance(how, str) and how[:1] == "$" for how in wanted):
             for how, value in wanted.items():
                 if how not in _COMPARED:
-                    raise InvalidValue(f"filter: {how!r:.80} is none of {', '.join(_COMPARED)}")
+                    raise InvalidValue(f"filter: {how!r:.80} is not one of {', '.join(_COMPARED)}")
                 tests.append((name, _COMPARED[how], value))
         else:
             tests.append((name, operator.eq, wanted))

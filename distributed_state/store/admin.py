@@ -33,7 +33,7 @@ from distributed_state.warm.answers import Draft, Expectations
 
 @bounded()
 class AsyncAdmin:
-    """What an operator does with a whole store: `store.admin`.
+    """The operator's methods of a whole store: `store.admin`.
 
     Example::
 

@@ -90,7 +90,7 @@ class Batch:
 
 
 class Admin:
-    """What an operator does with a whole store: `store.admin`.
+    """The operator's methods of a whole store: `store.admin`.
 
     Example::
 

@@ -117,7 +117,7 @@ async def _sentinels(port: Port) -> list[Finding]:
     quorums = ", ".join(sorted({str(each.quorum) for each in heard}))
     refused = next((each.no_failover for each in heard if each.no_failover), "")
     found = f"{quorums} must find the primary away; " + (refused or "a failover can be started")
-    advice = "start more Sentinels: if the primary is lost, nobody replaces it"
+    advice = "start more Sentinels: if the primary is lost, it is not replaced"
     findings.append(Finding("quorum", not refused, found, advice))
     return findings
 
@@ -316,7 +316,7 @@ def archive(facts: dict[str, str]) -> list[Finding]:
     said = poison if NEWEST not in facts else f"{poison}; the newest: {facts[NEWEST]}"
     findings.append(Finding("sql quarantine", poison == "0", said, "the table quarantine has each, with its reason"))
     if minted := facts.get(MINTED):
-        advice = "Redis lost data, or may have: the log of who began them says what, and why"
+        advice = "Redis lost data, or may have: the log of the worker that began them gives the loss and its reason"
         findings.append(Finding("epochs", minted == NONE_MINTED, minted, advice))
     diverged = facts.get("branched records", "0")
     advice = "distributed-state branches shows them; fork what is wanted (fork --branch), then store.admin.drop_branch"
@@ -373,7 +373,7 @@ async def present(tiers: Tiers) -> tuple[list[Replica], list[Finding]]:
     try:
         return await tiers.presence.replicas(), []
     except StateError as error:
-        return [], [Finding("replicas", False, str(error), "see the message: nobody knows who is there")]
+        return [], [Finding("replicas", False, str(error), "see the message: the replicas are not known")]
 
 
 async def fleet(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
@@ -420,7 +420,7 @@ def _lost(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
     if ago > _RECENT:
         return []
     count = sum(each.stats.get("restarted", 0) for each in replicas)
-    found = f"Redis lost data, or may have: partitions were started anew, {count} so far, the last {ago:.0f} s ago"
+    found = f"Redis lost data, or may have: partitions were started again, {count} so far, the last {ago:.0f} s ago"
     advice = "its log says why: emptied, restarted without its file, or replaced; SQL has what was archived"
     return [Finding("lost data", False, found, advice)]
 

@@ -147,7 +147,7 @@ def _parts(cold: ColdStore, ref: Ref) -> Iterator[list[str]]:
         counts["changes"] -= len(entries)
         yield _lines(map(_change, entries))
     if counts["messages"] or counts["changes"]:
-        raise StateError(f"{text[:200]}: a part of it was removed while it was exported: export it once more")
+        raise StateError(f"{text[:200]}: a part of it was removed while it was exported: export it again")
     for branch in branches:
         of = {"branch": branch.id, "base": branch.base, "cause": branch.cause}
         for entries in chunks(cold.branches.entries(text, branch.id), _TOGETHER):

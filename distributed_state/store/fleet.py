@@ -219,7 +219,7 @@ class AsyncFleet:
             found = await audit.audit(self._context.tiers(), wanted)
         except Unavailable as error:
             # Better without a name than not published: agents that receive it know the client's previous agent.
-            log.warning("%s of client %.80r: what was before is not known: %s", type, client, error)
+            log.warning("%s of client %.80r: the previous value is not known: %s", type, client, error)
             return ""
         said = found[0].data.get(name) if found else None
         return said if isinstance(said, str) else ""

@@ -140,7 +140,7 @@ def check_reserved(name: bytes, value: bytes) -> None:
     elif name == ITEMS:
         since, _, below = value.partition(b" ")
         if below and digits(name, below) >= digits(name, since):
-            raise ValueError(f"#items is {value!r:.80}: what comes later lies below what came before")
+            raise ValueError(f"#items is {value!r:.80}: its numbers must not decrease")
         digits(name, since)
     elif name == LIFETIME:
         idle, _, until = value.partition(b" ")
@@ -156,7 +156,7 @@ def check_text(name: bytes, text: bytes) -> None:
     codec.encode_value(value, key)
     if name == SUMMARY:
         if not isinstance(value["text"], str) or type(value["start"]) is not int or type(value["stop"]) is not int:
-            raise ValueError("#summary is none")
+            raise ValueError("#summary is not a summary")
     elif name[:2] == REQUEST and not (isinstance(value, list) and len(value) in (1, 4) and type(value[0]) is int):
         raise ValueError(f"{key!r:.80} is not what a request came to")
 
@@ -234,7 +234,7 @@ class ImportedFile:
         try:
             self._check_shown()
         except WRONG as error:
-            raise InvalidValue(f"the last state is none: {error}") from error
+            raise InvalidValue(f"the last state is not a state: {error}") from error
         if self._stops and self._stops[-1] > int(self._fields.get(NEXT, b"0")):
             raise InvalidValue(f"message {self._stops[-1] - 1} is in it, and was never appended")
 
@@ -254,7 +254,7 @@ class ImportedFile:
                 raise ValueError(f"format {row['format']!r:.80} is not {FORMAT}")
             self.namespace = row.get("namespace")
             if self.namespace is not None and (not isinstance(self.namespace, str) or len(self.namespace) > 64):
-                raise ValueError("namespace is none")
+                raise ValueError("namespace is not a namespace")
             self.origin = Ref(row["scope"], row["id"])
             row.setdefault("items", 0)
             self._expected = tuple(whole(row, name, 0, MOST) for name in ("messages", "items", "changes"))
@@ -371,7 +371,7 @@ class ImportedFile:
         if moved:
             self._check_shown()
         if ITEMS not in self._fields and any(op.kind in (b"p", b"q") for op in ops):
-            raise ValueError("a change of items of a record that has none")
+            raise ValueError("a change of items of a record without items")
         if not isinstance(row["event"], str) or not _EVENT.fullmatch(row["event"]):
             raise ValueError(f"event {row['event']!r:.80} is none")
         kind = row["kind"]
@@ -517,7 +517,7 @@ async def import_(tiers: Tiers, given: ImportedFile) -> str:
     except CorruptState:
         raise
     except WRONG as error:
-        raise InvalidValue(f"{given.ref.text[:200]}: an encrypted value is none that was written ({error})") from error
+        raise InvalidValue(f"{given.ref.text[:200]}: an encrypted value is not as it was written ({error})") from error
     ref = given.ref
     names = tiers.keys.of(ref)
     # Under the lock: the record must not be created between the check and the transaction.
@@ -536,7 +536,7 @@ async def import_(tiers: Tiers, given: ImportedFile) -> str:
             )  # fmt: skip
 
         if not await tiers.warm.partitions.reserve(names, entry.epoch):
-            raise WarmUnavailable(f"{ref.text[:200]}: its partition began anew meanwhile; nothing was changed")
+            raise WarmUnavailable(f"{ref.text[:200]}: its partition was started again meanwhile; nothing was changed")
         await tiers.port.sql(adopt)
         # Replicas that looked into SQL before, or have the record as absent in hot, must look again.
         notice = f"{entry.epoch} {given.version} {tiers.replica} -".encode()

@@ -201,7 +201,7 @@ FIGURES = (
     ),
     Figure(
         "redis_memory_ratio", "gauge",
-        "Redis' memory of its maxmemory, the fullest server's; absent where it has none or evicts what is archived",
+        "Redis' memory divided by maxmemory, the fullest server's; absent without it or if archived data is evicted",
         _of_redis(lambda seen: seen.memory),
     ),
     Figure(
@@ -213,7 +213,7 @@ FIGURES = (
         _of_sql(lambda seen: seen.connections),
     ),
     Figure(
-        "epochs_minted", "gauge", "Partitions that began anew within ten minutes, as SQL knows, whoever noticed",
+        "epochs_minted", "gauge", "Partitions that were started again within ten minutes, according to SQL",
         _of_sql(lambda seen: float(seen.minted)),
     ),
     Figure(
@@ -263,14 +263,14 @@ FIGURES = (
     Figure("events_slow", "counter", "Events whose handler took over slow_handler", lambda t: _handled(t, "slowed")),
     Figure("events_waiting", "gauge", "Events that arrived and were not delivered yet", lambda t: t.consumers.waiting),
     Figure(
-        "events_replayed", "counter", "Events read from the stream because they were not heard as they were written",
+        "events_replayed", "counter", "Events read from the stream because they were not received when written",
         lambda t: t.consumers.replayed,
     ),
     Figure(
         "resyncs", "counter", "How often a consumer got a resync: events are missing and it has to reload",
         lambda t: t.consumers.resyncs,
     ),
-    Figure("restarted_partitions", "counter", "Partitions begun anew: Redis lost data", lambda t: t.recovery.count),
+    Figure("restarted_partitions", "counter", "Partitions started again: Redis lost data", lambda t: t.recovery.count),
     Figure("redis_refusing", "gauge", "Whether Redis takes no heartbeat", lambda t: t.presence.refusals, ("reason",)),
     Figure(
         "failed_starts", "gauge", "Hosts where a replica could not start, and none has since; for ten minutes",
@@ -310,7 +310,7 @@ _MANY_PARTITIONS = 64
 
 # Name, help, labels; by the first word of the operations that `telemetry` reports.
 OPERATIONS = (
-    "operation_duration_seconds", "What left the process, and how long it took", ("operation", "tier", "outcome"),
+    "operation_duration_seconds", "Duration of operations outside the process", ("operation", "tier", "outcome"),
 )  # fmt: skip
 LOCK_WAITS = "lock_wait_seconds", "How long locks were waited for, by what came of it", ("outcome",)
 TURN_PARTS = (

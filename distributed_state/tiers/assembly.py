@@ -259,7 +259,7 @@ class Tiers:
     async def _late(self, partition: int, epoch: str, entries: list[JournalEntry]) -> None:
         """Keep this replica's acknowledged commits that were missing when their epoch ended."""
         changes = [entry for entry in entries if entry.record]
-        await self.branches.keep(partition, epoch, changes, "its writer was not heard when Redis had lost it")
+        await self.branches.keep(partition, epoch, changes, "its writer did not answer when Redis had lost it")
         alone = [entry for entry in entries if not entry.record]
         if alone:
             await self.port.sql(self.cold.set_aside, partition, epoch, alone)
@@ -301,7 +301,7 @@ class Tiers:
         try:
             await self.archiver.drain()
         except StateError as error:
-            log.warning("close: what was not archived yet is lost: %s", error)
+            log.warning("close: unarchived commits are lost: %s", error)
 
     async def close(self) -> None:
         """Stop the background work and drop the connections."""

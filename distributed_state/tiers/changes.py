@@ -110,9 +110,9 @@ class ItemChanges:
             what = f"{item.collection!r:.80} {item.key!r:.80}"
             raise InvalidValue(f"item {what}: equals is the item {found.collection!r:.80} {found.key!r:.80}")
         if not found.epoch:
-            raise InvalidValue("an Item of a history is not expected to be there still: read it anew")
+            raise InvalidValue("an Item of a history cannot be expected to be unchanged: read it again")
         if self._epoch not in ("", found.epoch):
-            raise InvalidValue("two items that are expected were read under two epochs: read them anew")
+            raise InvalidValue("the expected items were read under two epochs: read them again")
         self._epoch = found.epoch
         return stamp_of(found.version, found.origin, self._codec.record)
 
@@ -434,4 +434,4 @@ def add(stored: Any, by: int | float, key: str) -> int | float:
     try:
         return stored + by
     except OverflowError as error:
-        raise InvalidValue(f"{key!r:.80}: a sum of a fraction and {by!r:.80} is no number") from error
+        raise InvalidValue(f"{key!r:.80}: a sum of a fraction and {by!r:.80} is not a number") from error

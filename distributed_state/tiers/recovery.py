@@ -334,7 +334,11 @@ class Recovery:
         try:
             await self._port.sql(self._cold.never_begun, minted.partition, minted.epoch)
         except StateError as error:
-            log.debug("partition %d: %s; its next epoch is told as a loss that was none", minted.partition, error)
+            log.debug(
+                "partition %d: %s; its next epoch is reported as a loss although nothing was lost",
+                minted.partition,
+                error,
+            )
 
     async def _bring_together(
         self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, saved: _Saved
@@ -520,7 +524,7 @@ def _log_begin(minted: Cursor, former: str, *, began: bool, repaired: bool) -> N
         text = "partition %d: epoch %s was minted, and another replica began: nothing lost"
         log.info(text, minted.partition, minted.epoch, extra=extra)
     elif repaired:
-        text = "partition %d: epoch %s after %s, as SQL was repaired: what is lost is what `repair` names"
+        text = "partition %d: epoch %s after %s, as SQL was repaired; `repair` lists what is lost"
         log.warning(text, minted.partition, minted.epoch, former, extra=extra)
     else:
         text = "partition %d: epoch %s begins: nothing was there before to lose"
@@ -537,8 +541,8 @@ def _log_loss(minted: Cursor, former: str, reached: Cursor, saved: _Saved, *, wh
     """Log what is known of a loss. Commits known only to a process that has ended cannot be counted."""
     branched = sum(each.commits for each in saved.kept)
     text = (
-        "partition %d: epoch %s after %s: %s; %d commits were put back from what writers remember, %d are kept in "
-        "branches; lost is what was acknowledged behind offset %d and known only to a process that has ended%s"
+        "partition %d: epoch %s after %s: %s; %d commits were restored from their writers, %d are kept in "
+        "branches; lost: commits acknowledged after offset %d that only ended processes had%s"
     )
     silent = f" or to {saved.silent} replicas that did not answer" if saved.silent else ""
     fields = _epoch_fields(minted, former) | {"put_back": saved.put_back, "branched": branched}

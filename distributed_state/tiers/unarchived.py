@@ -431,7 +431,11 @@ class Gathering:
                             found.update((entry.event, entry) for entry in unpack_entries(data))
                     except CorruptState as error:
                         broken.add(replica.decode())
-                        log.error("gathering: what replica %s remembers cannot be read: %s", replica.decode(), error)
+                        log.error(
+                            "gathering: the unarchived commits of replica %s cannot be read: %s",
+                            replica.decode(),
+                            error,
+                        )
             now = self._port.monotonic()
             if pieces:
                 last = now

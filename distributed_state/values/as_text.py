@@ -87,7 +87,7 @@ def read_base64(part: bytes) -> str:
     name = base64.urlsafe_b64decode(text + b"=" * (-len(text) % 4)).decode("utf-8", "surrogatepass")
     # The decoder skips unknown characters, so one name would have many paths.
     if in_base64(name).encode() != text:
-        raise ValueError("it has characters, or bits, that are none of base64url")
+        raise ValueError("it has characters, or bits, that are not base64url")
     return name
 
 

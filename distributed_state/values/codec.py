@@ -129,7 +129,7 @@ def encode_key(key: str, limit: int = 1024) -> bytes:
     if not isinstance(key, str):
         raise InvalidValue(f"a field name must be a str, not {_a(key)}: {key!r}")
     if not key:
-        raise InvalidValue("a field needs a name: '' is none")
+        raise InvalidValue("a field's name cannot be empty")
     if key[0] == "#":
         raise InvalidValue(f"field {key!r}: names that begin with '#' are reserved")
     refuse_pair(key, "field")

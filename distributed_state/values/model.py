@@ -87,7 +87,7 @@ class Ref:
 
     def __post_init__(self) -> None:
         if self.scope not in SCOPES:
-            raise InvalidValue(f"scope {self.scope!r} is none of {', '.join(SCOPES)}")
+            raise InvalidValue(f"scope {self.scope!r} is not one of {', '.join(SCOPES)}")
         if not isinstance(self.id, str) or not self.id:
             raise InvalidValue(f"an id must be a non-empty str, not {self.id!r}")
         refuse_pair(self.id, "id")
@@ -203,7 +203,7 @@ class Message(BaseModel):
     @model_validator(mode="after")
     def _has_role_or_type(self) -> Self:
         if self.role is None and not isinstance((self.__pydantic_extra__ or {}).get("type"), str):
-            raise ValueError("a message has a role, or a type if it is none of a chat")
+            raise ValueError("a message has a role, or a type if it is not of a chat")
         return self
 
     @property

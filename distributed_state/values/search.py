@@ -191,7 +191,7 @@ def tag_of(name: bytes) -> str:
             return tag
     except InvalidValue as error:
         raise ValueError(str(error)) from error
-    raise ValueError(f"{tag!r:.80} is no tag")
+    raise ValueError(f"{tag!r:.80} is not a tag")
 
 
 def split_tag(name: bytes) -> tuple[str, str]:

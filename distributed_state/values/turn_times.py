@@ -101,7 +101,7 @@ def _seconds(given: Any) -> float:
 
 _EXPLAINED = {
     "lock": ("waiting for the lease", "others held this conversation"),
-    "read": ("reading", "Redis, and SQL for what Redis had no more"),
+    "read": ("reading", "Redis, and SQL for data that Redis no longer had"),
     "elsewhere": ("elsewhere", "the worker's own code, and what was not measured"),
 }
 

@@ -32,7 +32,7 @@ from distributed_state.values.levels import ARCHIVED, EVERY, FSYNCED, MEMORY, Le
 from distributed_state.warm.scripts import CONFIRM, RetryingClient
 
 REACHED = ""
-ABSENT = "Redis does not hold it any more"
+ABSENT = "Redis no longer holds it"
 _SHARE = 0.8  # of the time for a reply: WAIT must give up before the connection is given up
 _ROUNDS = 5
 _BACK = 16
@@ -407,6 +407,6 @@ def _attached(text: bytes) -> frozenset[str]:
     """Return the replicas that follow a primary now, by its INFO. Raises WarmUnavailable if it is not a primary."""
     info = dict(line.split(":", 1) for line in text.decode(errors="replace").splitlines() if ":" in line)
     if info.get("role") != "master":
-        raise WarmUnavailable("it is no primary any more")
+        raise WarmUnavailable("it is no longer a primary")
     listed = [dict(each.split("=", 1) for each in info[name].split(",")) for name in info if _REPLICA.fullmatch(name)]
     return frozenset(node_name(each["ip"], int(each["port"])) for each in listed if each["state"] == "online")

@@ -430,7 +430,7 @@ class CarriedLease:
 
     def __post_init__(self) -> None:
         if _LOCK_VALUE.fullmatch(self.lock_value) is None:
-            raise ValueError("this is no lock value")
+            raise ValueError("this is not a lock value")
 
     @property
     def token(self) -> int:
@@ -676,7 +676,7 @@ class _Kept:
     def _orphaned(self, lease: AsyncLease | None, now: float) -> Call:
         if not self.given_back:
             about = self.lock.names.ref.text[:200]
-            log.warning("lease of %s is given back: nobody holds it any more", about, extra={"record": about})
+            log.warning("lease of %s is given back: it is no longer held", about, extra={"record": about})
             if lease is not None:
                 lease.orphaned()
             self.given_back = 1

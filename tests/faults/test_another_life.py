@@ -107,7 +107,7 @@ def test_each_epoch_has_a_line_that_says_why_it_began_and_what_was_lost(
     assert "another life of its data, and has what SQL has; 0 commits were put back" in restarted.getMessage()
     assert re.search("Redis was emptied|and lacks what SQL has", older.getMessage())
     assert (older.levelname, older.put_back, older.branched) == ("WARNING", 0, 0)
-    assert "lost is what was acknowledged behind offset" in older.getMessage()
+    assert "lost: commits acknowledged after offset" in older.getMessage()
 
 
 @pytest.mark.wide

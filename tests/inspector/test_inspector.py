@@ -456,7 +456,7 @@ async def test_an_export_is_read_a_part_at_a_time_and_none_is_cut_off_unnoticed(
         cut = Export(store._lifecycle.tiers(), store.session("acme:long")._context.keys)
         await cut.begin()
         monkeypatch.setattr(store._lifecycle.tiers().cold, "history", lambda *_, **__: [])
-        with pytest.raises(StateError, match="export it once more"):
+        with pytest.raises(StateError, match="export it again"):
             await cut.following()
 
 

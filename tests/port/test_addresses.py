@@ -164,7 +164,7 @@ REFUSED = {
     "redis://h?socket_timeout=3": "no option 'socket_timeout': use the setting timeout=",
     "redis://h?retry_on_timeout=yes": "no option 'retry_on_timeout': use the setting retry_for=",
     "redis://h?ssl_ca_certs=/etc/hostname": "'ssl_ca_certs' of the url is wrong.*rediss://",
-    "redis://h#5": "nothing can stand behind #",
+    "redis://h#5": "must not contain #",
     "unix://": "path of a Unix socket is missing",
     "unix:///run/r.sock?socket_keepalive=yes": "a Unix socket does not have it",
     "rediss://h?ssl_cert_reqs=x": "'ssl_cert_reqs' of the url is wrong.*none, optional, required",

@@ -866,7 +866,7 @@ def test_old_history_is_packed_and_purged(run: Run, archive: str) -> None:
     wrong = run("compact", "--older-than", "yesterday")
     assert (wrong.code, "30m, 12h or 7d" in wrong.err) == (1, True)
     done = run("purge", "--keep-messages", "3", "--yes")
-    assert done.out == "removed 0 changes, 0 messages and 0 events of 0 records; 5 messages are shown no more\n"
+    assert done.out == "removed 0 changes, 0 messages and 0 events of 0 records; 5 messages are no longer shown\n"
     with StateStore.open(archive=archive) as store:
         store.session("s").set("n", 9)
     done = run("purge", "--keep-changes", "1", "--yes")

@@ -83,7 +83,7 @@ def test_order_counts_within_a_conversation_only() -> None:
 def test_an_event_that_was_never_told_is_named() -> None:
     stray = Heard("r.9.0", "conversation.deleted", "session:b")
     assert found(replace(BEN, heard=(*HEARD, stray))) == [
-        "ben: heard what is not in the stream: conversation.deleted of session:b"
+        "ben: received an event that is not in the stream: conversation.deleted of session:b"
     ]
 
 

@@ -874,7 +874,7 @@ async def test_whoever_acts_is_whom_the_policy_hears_of(opener: Any) -> None:
     with store.acting_as("user:7"):
         await session.set("a", 1)
         await store.sessions()
-    with pytest.raises(AccessDenied, match="nobody in particular"):
+    with pytest.raises(AccessDenied, match="an unnamed caller"):
         await session.set("a", 2)
     await store.session("s", actor="handle").set("a", 3)
 

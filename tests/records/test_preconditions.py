@@ -331,7 +331,7 @@ async def test_what_nobody_can_expect_is_refused(store: Any) -> None:
     with pytest.raises(InvalidValue, match="nothing to change"):
         async with store.batch() as batch:
             batch.on(session, expect={"a": 1})
-    with pytest.raises(InvalidValue, match="said once"):
+    with pytest.raises(InvalidValue, match="only once"):
         async with store.batch() as batch:
             batch.on(session, expect={"a": 1}).set("a", 2)
             batch.on(session, expect={"b": 1})

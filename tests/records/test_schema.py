@@ -74,8 +74,8 @@ class Reserved(BaseModel):
         (lambda: Schema(Leaf, version=2), "Leaf version 2: needs upcasters from each of 1 to 1, has them from none"),
         (lambda: Schema(Leaf, version=4, upcasters={1: same, 3: same}), "each of 1 to 3, has them from 1, 3"),
         (lambda: Schema(Leaf, version=2, upcasters={1: same, 2: same}), "has them from 1, 2"),
-        (lambda: Schema(Leaf, version=2, upcasters={1: later}), "no plain function"),  # type: ignore[dict-item]
-        (lambda: Schema(Leaf, version=2, upcasters={1: "same"}), "no plain function"),  # type: ignore[dict-item]
+        (lambda: Schema(Leaf, version=2, upcasters={1: later}), "not a plain function"),  # type: ignore[dict-item]
+        (lambda: Schema(Leaf, version=2, upcasters={1: "same"}), "not a plain function"),  # type: ignore[dict-item]
         (lambda: Schema(Choice), "Choice.a: is read under one alias and written under another"),
         (lambda: Schema(Reserved), "reserved"),
     ],

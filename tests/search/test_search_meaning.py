@@ -119,7 +119,7 @@ async def test_a_bad_answer_ends_no_follower(meaning: Any) -> None:
         return next(each for each in await store.admin.doctor() if each.name == "index")
 
     async def named() -> bool:
-        return "no list of vectors" in (await finding()).found
+        return "not return a list of vectors" in (await finding()).found
 
     await until(named)
     well = True

@@ -21,13 +21,13 @@ def test_a_position_comes_back_at_any_worker_of_the_store() -> None:
 @pytest.mark.parametrize(("archive", "tenant"), [("a1", "beta:"), ("a2", "acme:")])
 def test_it_is_of_one_tenant_and_one_store(archive: str, tenant: str) -> None:
     sealed = Positions("a1", "acme:").seal(PLACE)
-    with pytest.raises(InvalidValue, match="no position"):
+    with pytest.raises(InvalidValue, match="not a position"):
         Positions(archive, tenant).open(sealed)
 
 
 @pytest.mark.parametrize("given", [PLACE, "x", "\u00e9", "A" * 40, "====", "1-abcdef12"])
 def test_what_was_not_sealed_is_refused(given: str) -> None:
-    with pytest.raises(InvalidValue, match="no position"):
+    with pytest.raises(InvalidValue, match="not a position"):
         Positions("a1", "acme:").open(given)
 
 

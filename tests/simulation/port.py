@@ -79,7 +79,7 @@ class SimulatedConnections(Connections):
             world.after(end - time.monotonic(), ended.settle)
             await ended
             if time.monotonic() >= end:
-                raise WarmUnavailable(f"{self.place}: nobody has said yet where keys are")
+                raise WarmUnavailable(f"{self.place}: the server that has the keys is not known yet")
         if not topology.doubted:
             return
         self.looking = Future()

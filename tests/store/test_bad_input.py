@@ -273,7 +273,7 @@ async def test_an_unknown_scope_is_refused(store: Any) -> None:
 @pytest.mark.parametrize("key", ["#", "#v", "#m0", ""])
 @pytest.mark.only(warm="fake")
 async def test_reserved_names_are_refused_everywhere(store: Any, key: str) -> None:
-    match = "reserved" if key else "a field needs a name"
+    match = "reserved" if key else "a field's name cannot be empty"
     session = store.session("s")
     await session.set("a", 1)
 
@@ -484,7 +484,7 @@ def answering(reply: bytes) -> Iterator[str]:
     ids=["http", "ssh", "smtp", "postgres"],
 )
 async def test_a_server_that_is_not_redis(face: str, reply: bytes) -> None:
-    with answering(reply) as url, pytest.raises(ConfigurationError, match="not a Redis or Valkey server"):
+    with answering(reply) as url, pytest.raises(ConfigurationError, match="is not Redis or Valkey"):
         await open_store(face, url, archive="memory", timeout=2)
 
 

@@ -205,7 +205,7 @@ def test_reserved_names_are_refused(name: str) -> None:
 
 
 def test_a_field_without_a_name_is_refused() -> None:
-    with pytest.raises(InvalidValue, match="a field needs a name"):
+    with pytest.raises(InvalidValue, match="a field's name cannot be empty"):
         codec.encode_key("")
 
 

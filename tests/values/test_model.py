@@ -62,7 +62,7 @@ def test_an_id_is_a_non_empty_text(id: Any) -> None:
 
 @pytest.mark.parametrize("scope", ["", "Session", "chat", None, "session:"])
 def test_an_unknown_scope_is_refused(scope: Any) -> None:
-    with pytest.raises(InvalidValue, match="is none of session, user, app, task"):
+    with pytest.raises(InvalidValue, match="is not one of session, user, app, task"):
         Ref(scope, "x")
 
 

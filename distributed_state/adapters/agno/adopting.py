@@ -69,7 +69,7 @@ def _of_url(url: str) -> BaseDb:
 
         return RedisDb(db_url=url)
     raise InvalidValue(
-        f"{url.partition('://')[0]}:// is none of postgresql, sqlite, redis; name a database as module:NAME"
+        f"{url.partition('://')[0]}:// is not one of postgresql, sqlite, redis; name a database as module:NAME"
     )
 
 

@@ -297,7 +297,7 @@ def saver_of(url: str) -> Any:
         url = "postgresql://" + url.partition("://")[2]
         demand_in_postgresql(url, "LangGraph", _POSTGRES)
         return PostgresSaver.from_conn_string(url)
-    raise InvalidValue(f"{url.partition('://')[0]}:// is none of postgresql, sqlite; name a saver as module:NAME")
+    raise InvalidValue(f"{url.partition('://')[0]}:// is not one of postgresql, sqlite; name a saver as module:NAME")
 
 
 @contextmanager

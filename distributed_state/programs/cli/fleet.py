@@ -94,7 +94,7 @@ def replicas(
 def _behind(found: list[distributed_state.results.Replica], id: str) -> int:
     at = next((at for at, each in enumerate(found) if each.id == id), None)
     if at is None:
-        raise NotFound(f"there is no replica {id!r:.80} (any more): begin with the first page")
+        raise NotFound(f"replica {id!r:.80} is not listed (now): begin with the first page")
     return at + 1
 
 
@@ -235,13 +235,13 @@ def end_lease(
     token: Annotated[int, typer.Argument(help="Its fencing token, as `leases` shows it.", show_default=False)],
     scope: Scope = "session",
 ) -> None:
-    """End a lease, whoever holds it: what its holder writes is refused from then on, and who waits is next.
+    """End a lease, for any holder: the holder's writes are refused from then on, and the first waiter gets the record.
 
     Example: [cyan]distributed-state end-lease c1 1764123456789012[/]
     """
     with open_existing(context) as store:
         if not store.admin.end_lease(id, token, scope=scope):
-            raise NotFound(f"{scope} {id!r:.200}: no lease with token {token} is held (any more)")
+            raise NotFound(f"{scope} {id!r:.200}: no lease with token {token} is held (now)")
 
 
 @app.command()
@@ -249,9 +249,9 @@ def doctor(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Check Redis, SQL, and who archives, and advise what to do. Exit code 1 if anything needs somebody.
+    """Check Redis, SQL, and who archives, and advise what to do. Exit code 1 if a problem needs attention.
 
-    Each server is looked at by itself: while one is away, the other one is shown all the same.
+    Each server is checked separately: while one is down, the other one is still shown.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents doctor[/]
     """
@@ -295,8 +295,8 @@ def top(
 ) -> None:
     """Watch the fleet: commits a second, what waits for SQL, the slowest replicas, the busiest conversations.
 
-    It asks Redis alone, so it works while SQL is away, and goes on while Redis is. Ctrl-C ends it. Where the output is
-    no terminal it prints once. The busiest are a sample of the ends of the journals: see "sampled".
+    It asks only Redis, so it works while SQL is down, and continues while Redis is down. Ctrl-C ends it. It prints once
+    if the output is not a terminal. The busiest are a sample of the ends of the journals: see "sampled".
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents top --interval 5[/]
     """

@@ -71,7 +71,7 @@ def _count(variable: str, help: str) -> Any:
 _older = _age("DISTRIBUTED_STATE_PURGE_OLDER_THAN", "Versions, branches and events older than 90d.")
 _changes = _count("DISTRIBUTED_STATE_PURGE_KEEP_CHANGES", "Changes of each record beyond its newest N.")
 _messages = _age("DISTRIBUTED_STATE_PURGE_MESSAGES_OLDER_THAN", "Let conversations show no older messages.")
-_shown = _count("DISTRIBUTED_STATE_PURGE_KEEP_MESSAGES", "Let conversations show no more messages.")
+_shown = _count("DISTRIBUTED_STATE_PURGE_KEEP_MESSAGES", "Let conversations show at most this many messages.")
 _events = _age("DISTRIBUTED_STATE_PURGE_EVENTS_OLDER_THAN", "Events older than that, if not of the age of versions.")
 _branches = _age("DISTRIBUTED_STATE_PURGE_BRANCHES_OLDER_THAN", "Branches older, if not of the age of versions.")
 
@@ -89,7 +89,7 @@ def purge(
 ) -> None:
     """Remove what is old from SQL: versions, events, messages. The present states stay. This cannot be undone.
 
-    Messages that conversations show no more are removed with the versions that showed them. Safe beside workers: no
+    Messages that conversations no longer show are removed with the versions that showed them. Safe beside workers: no
     transaction takes more than some hundred records or some thousand events.
 
     Example: [cyan]distributed-state --archive postgresql://host/agents purge --older-than 90d --keep-messages 1000[/]
@@ -107,7 +107,7 @@ def purge(
         done = store.admin.purge(**seconds, keep_changes=keep_changes, keep_messages=keep_messages)
     typer.echo(
         f"removed {done['changes']} changes, {done['messages']} messages and {done['events']} events of "
-        f"{done['records']} records; {done['left_out']} messages are shown no more"
+        f"{done['records']} records; {done['left_out']} messages are no longer shown"
     )
 
 
@@ -149,8 +149,8 @@ def repair(
 ) -> None:
     """Bring SQL up to Redis where a backup of SQL was restored that is older; [cyan]doctor[/] names such partitions.
 
-    What Redis still has of the difference is archived: commits one by one where the journal holds them, else records
-    whole. What neither has is listed. One partition after the other waits meanwhile. It may be interrupted and run
+    The part of the difference that Redis still has is archived: commits one by one if the journal has them, otherwise
+    whole records. Lost data is listed. Partitions are paused one after the other. It may be interrupted and run
     again. Exit code 1 if something is lost, or SQL refuses something.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql://host/agents repair --dry-run[/]
@@ -251,7 +251,7 @@ def index(
     """
     if remove:
         if not yes:
-            typer.confirm("Remove the index? What it says stays in the archive.", abort=True, err=True)
+            typer.confirm("Remove the index? The data that it covers stays in the archive.", abort=True, err=True)
         with open_store(context, search=False, archiver=False) as store:
             typer.echo("removed" if store.admin.remove_index() else "there is none")
         return
@@ -541,9 +541,7 @@ _HELP_OF_ADOPT = (
 adopt = group("adopt", _HELP_OF_ADOPT)
 
 _SOURCE = "or module:NAME of your program, imported from the current folder: an object, or what makes it."
-_INTO = (
-    "What your program makes of a store, as module:NAME, if not as the README shows: with a prefix, owners, a serde."
-)
+_INTO = "Your program's store, as module:NAME, if not as the README shows: with a prefix, owners, a serde."
 _NAME = re.compile(r"[\w.]+:[A-Za-z_]\w*")
 Into = Annotated[str | None, typer.Option(metavar="MODULE:NAME", help=_INTO)]
 Only = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this thread; may be given several times.")]

@@ -160,7 +160,7 @@ def branches(
         if record is not None:
             scope, slash, id = record.partition("/")
             if not slash:
-                raise InvalidValue(f"{record!r:.80} is no record: write it as session/{record:.80}")
+                raise InvalidValue(f"{record!r:.80} is not a record: write it as session/{record:.80}")
             found = store.admin.branches(id, scope=scope)
         else:
             found = page = store.admin.branches(limit=_PAGE)
@@ -234,7 +234,7 @@ def _tags(given: list[str]) -> dict[str, list[str]]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
-            raise InvalidValue(f"{text!r:.80} is no tag: write it as name=value")
+            raise InvalidValue(f"{text!r:.80} is not a tag: write it as name=value")
         tags.setdefault(name, []).append(value)
     return tags
 
@@ -405,7 +405,7 @@ def reload_config(
     typer.echo(f"config of {f'agent {agent}' if agent else 'all agents'} is version {version}")
 
 
-send = group("send", "Publish an event to every replica: what a user did, or one of your own.")
+send = group("send", "Publish an event to every replica: an action of a user, or an event of your own.")
 Conversation = Annotated[str, typer.Argument(help="Id of the conversation.", show_default=False)]
 Client = Annotated[str, typer.Option(help="Name of the client: the window or program that the user works in.")]
 
@@ -495,7 +495,7 @@ def event(
     type_: Annotated[
         str, typer.Argument(metavar="TYPE", help="Type of the event, such as mail.sent.", show_default=False)
     ],
-    subject: Annotated[str, typer.Option(help="What the event is about, such as session:c1.")] = "",
+    subject: Annotated[str, typer.Option(help="Subject of the event, such as session:c1.")] = "",
     data: Annotated[str, typer.Option(help="Data of the event, a JSON object.")] = "{}",
 ) -> None:
     """Publish an event of your own.

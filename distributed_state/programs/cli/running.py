@@ -142,7 +142,7 @@ def opperator(
     with standard_streams() as (stdin, stdout):
         kind = named(agent)
         if not isinstance(kind, type) or not issubclass(kind, (distributed_state.Agent, distributed_state.AsyncAgent)):
-            raise InvalidValue(f"{agent!r} is no subclass of Agent or AsyncAgent")
+            raise InvalidValue(f"{agent!r} is not a subclass of Agent or AsyncAgent")
         if issubclass(kind, distributed_state.AsyncAgent):
             asyncio_agent = kind(lambda: distributed_state.AsyncStateStore.open(**context.obj), config=config)
             bridge.run(asyncio_agent, stdin, stdout, client=client)
@@ -183,7 +183,7 @@ def lifecycle(
 ) -> None:
     """Run three replicas that create, switch, clear and delete conversations, and kill one of them meanwhile.
 
-    Each replica is a process that runs the same agent. What one does runs the hooks of all; the one that was killed
+    Each replica is a process that runs the same agent. An action on one runs the hooks of all; the one that was killed
     comes back and receives the events that it missed. At the end the events that each received are compared with the
     stream and with SQL. Takes less than half a minute; exit code 1 if anything differs.
 
@@ -208,7 +208,7 @@ def lifecycle(
 
 
 _ENV = "DISTRIBUTED_STATE_SERVE_"
-_AUTH = "Who may call"
+_AUTH = "Authentication"
 
 
 def _option(name: str, help: str, **limits: Any) -> Any:
@@ -299,7 +299,7 @@ def serve(
     ops_host: Annotated[str, _option("OPS_HOST", "Address of --ops-port.")] = "127.0.0.1",
     ops_port: Annotated[
         int | None,
-        _option("OPS_PORT", "Port for health and metrics alone, which --port then has no more.", min=0, max=65535),
+        _option("OPS_PORT", "Port for health and metrics only, which --port then no longer serves.", min=0, max=65535),
     ] = None,
     tokens: Annotated[bool, _auth("TOKENS", "Bearer tokens that `token create` made.")] = False,
     jwt_issuer: Annotated[str, _auth("JWT_ISSUER", "JWTs of this issuer (their claim iss).")] = "",
@@ -398,8 +398,8 @@ def inspect(
 ) -> None:
     r"""Look at a store in a browser, on this machine, until Ctrl-C; needs `pip install 'distributed-state\[serve]'`.
 
-    The link that is printed opens the pages once, for whoever uses it first: then that browser alone has them. What is
-    changed there is asked before.
+    The printed link opens the pages once, for the first browser that uses it, and then only for that browser. A change
+    must be confirmed.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents inspect[/]
     """

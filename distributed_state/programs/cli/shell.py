@@ -115,7 +115,7 @@ def options(
     """Read the options that all commands share."""
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
-        raise typer.BadParameter(f"{log_level!r} is none of debug, info, warning, error, critical")
+        raise typer.BadParameter(f"{log_level!r} is not one of debug, info, warning, error, critical")
     logs.write(level, err)
     context.obj = {"url": url, "archive": archive, "namespace": namespace}
 
@@ -224,7 +224,7 @@ def record_of(store: distributed_state.StateStore, scope: str, id: str) -> distr
     from distributed_state.values.model import SCOPES
 
     if scope not in SCOPES:
-        raise InvalidValue(f"scope {scope!r} is none of {', '.join(SCOPES)}")
+        raise InvalidValue(f"scope {scope!r} is not one of {', '.join(SCOPES)}")
     return getattr(store, scope)(id)  # type: ignore[no-any-return]  # each scope is a method that returns its records
 
 

@@ -146,7 +146,7 @@ class Show:
 
     def run(self) -> None:
         """Run all parts."""
-        self.screen.act("What one replica does reaches all")
+        self.screen.act("An action on one replica reaches all")
         for step in TOGETHER:
             self._perform(step)
         self.screen.act(f"{VICTIM} is killed, the others continue")
@@ -189,7 +189,7 @@ class Show:
                 self.plan.patience,
             )
         if not done:
-            self.differences.append(f"{VICTIM}: did not hear within {self.plan.patience:g} s all that it had missed")
+            self.differences.append(f"{VICTIM}: did not receive all missed events within {self.plan.patience:g} s")
         model = victim.of(START)[-1]["model"]
         self.screen.caught_up(VICTIM, len(self.missed), model, victim.of(HOOK)[start:])
         self._rest()
@@ -216,7 +216,7 @@ class Show:
         if hook and not self.fleet.until(lambda: all(has(each) for each in living), self.plan.patience):
             late = " and ".join(each.name for each in living if not has(each))
             self.differences.append(
-                f"step {len(self.steps)}: {late} did not hear of it within {self.plan.patience:g} s"
+                f"step {len(self.steps)}: {late} did not receive it within {self.plan.patience:g} s"
             )
         if hook:
             self.screen.heard({each.name: new(each) if each.name in marks else None for each in self.fleet})
@@ -502,7 +502,7 @@ class Screen:
         lines = [Text(f"missed {missed} events:", "bold"), *self._lines(name, hooks)]
         lines += [Text("and the current config", self._colours[name]), Text(f"  model {model}", "dim")]
         self._print(self._columns({each: lines if each == name else [] for each in self._colours}))
-        words = "(Events of one conversation keep their order; those of two have none.)"
+        words = "(Only events of the same conversation keep their order.)"
         self._print(Padding(Text(words, "dim"), (0, 0, 0, _INDENT)))
 
     def close(self, report: Any) -> None:
@@ -517,9 +517,7 @@ class Screen:
             ended = "cleanly" if each.exit_code == 0 else f"with {each.exit_code}"
             name = Text(each.name, self._colours[each.name])
             table.add_row(name, str(each.lives), heard, str(each.missed), str(each.hooks), ended)
-        self._print(
-            Text(""), Rule(Text("What each replica received", "bold"), style="dim", align="left"), table, Text("")
-        )
+        self._print(Text(""), Rule(Text("Events by replica", "bold"), style="dim", align="left"), table, Text(""))
         for text in report.differences:
             self._print(Text(text, "red"))
         count = len(report.differences)

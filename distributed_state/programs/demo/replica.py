@@ -143,7 +143,7 @@ def _heard(stream: Sequence[Event], account: Account) -> Iterator[str]:
             yield f"{account.name}: {'missed' if not times[id] else f'heard {times[id]} times'}: {name}"
     for each in account.heard:
         if each.id not in names:
-            yield f"{account.name}: heard what is not in the stream: {each.type} of {each.subject}"
+            yield f"{account.name}: received an event that is not in the stream: {each.type} of {each.subject}"
     should = defaultdict(list)
     did = defaultdict(list)
     for event in stream:

@@ -189,11 +189,11 @@ def _losses(replicas: list[dict[str, Any]], findings: list[dict[str, Any]]) -> l
     count = sum(each["stats"].get("restarted", 0) for each in replicas)
     last = max((each["stats"].get("restarted_at", 0) for each in replicas), default=0)
     found = {each["name"]: each for each in findings}
-    rows = [("Partitions that began anew, as Redis had lost data", f"{count}, the last {moment(last)} UTC", True)]
+    rows = [("Partitions started again, because Redis lost data", f"{count}, the last {moment(last)} UTC", True)]
     rows = (
         rows
         if count
-        else [("Partitions that began anew, as Redis had lost data", "none that a replica knows of", False)]
+        else [("Partitions started again, because Redis lost data", "none that a replica knows of", False)]
     )
     for name, what in ("branches", "Kept beside their records"), ("sql quarantine", "Entries that SQL did not take"):
         if name in found:
@@ -258,7 +258,7 @@ async def steer_lease(request: Request, api: Api) -> Response:
     record = named(f"/v1/{kind}/{{}}", id)
     if request.path_params["what"] == "end":
         if not (await api.ask(request, "DELETE", f"{record}/lease/{token}")).json["released"]:
-            raise Refused(409, "nothing was ended: this lease is not held any more")
+            raise Refused(409, "nothing was ended: this lease is no longer held")
         response = RedirectResponse(f"{root}/live", 303, HEADERS)
         if _mine(request) == str(token):
             response.delete_cookie(HELD, path=root, httponly=True, samesite="strict")

@@ -338,7 +338,7 @@ async def sign_in(request: Request, api: Api) -> Response:
     """Sign in with a token that the service accepts."""
     token = (await form(request)).get("token", "").strip()
     if not token or len(token) > _LONGEST_TOKEN or not token.isascii() or not token.isprintable():
-        return token_page(request, "That is no token.", 401)
+        return token_page(request, "That is not a token.", 401)
     request.scope["headers"] = [
         *((name, value) for name, value in request.scope["headers"] if name not in (b"authorization", b"cookie")),
         (b"authorization", f"Bearer {token}".encode()),

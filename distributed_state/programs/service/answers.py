@@ -102,7 +102,7 @@ _SAID: dict[type[BaseException], str] = {
     Locked: "somebody else holds the record",
     Fenced: "the lease was lost, and nothing was written",
     WarmUnavailable: "the store did not answer in time; repeat the request with the same Idempotency-Key",
-    ColdUnavailable: "the archive did not answer in time, and it alone could tell",
+    ColdUnavailable: "the archive did not answer in time, and only it has the answer",
     RecoveryInProgress: "the store is recovering; nothing was written",
     Backpressure: "the store is full for now; nothing was written",
     Unavailable: "the service cannot answer this now; repeat a write with the same Idempotency-Key",
@@ -433,7 +433,7 @@ class Positions:
             data = urlsafe_b64decode(sealed.encode())
             return self._cipher.decrypt(data[:_NONCE], data[_NONCE:], self._tenant).decode().rstrip()
         except (InvalidTag, ValueError) as error:
-            raise InvalidValue("this is no position of a stream of events of this tenant's") from error
+            raise InvalidValue("this is not a position of a stream of events of this tenant") from error
 
 
 # Downloads

@@ -208,7 +208,7 @@ class Measures:
     def by_tenant(self, most: int) -> None:
         """Also count by tenant from now on: the first `most` tenants, and all others as one."""
         self._named, self._most = set[str](), most
-        text, labels = "of a tenant; those that came behind the most that are told apart are 'others'.", ["tenant"]
+        text, labels = "of a tenant; tenants above the maximum number of labels are 'others'.", ["tenant"]
         prefix = "distributed_state_tenant"
         self._of_tenant = Counter(
             f"{prefix}_requests", f"Requests answered, {text}", [*labels, "status"], registry=self.registry

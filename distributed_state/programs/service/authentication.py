@@ -262,7 +262,9 @@ class Authentication:
         if self.known:
             return
         if self._access.insecure:
-            log.warning("INSECURE: whoever reaches %s may read, change and delete everything, by any name", address)
+            log.warning(
+                "INSECURE: anyone who reaches %s may read, change and delete everything, under any name", address
+            )
         else:
             require_loopback(address)
 
@@ -680,7 +682,7 @@ class Hosts:
         self._names = frozenset(name.lower() for name in names)
         for name in self._names:
             if (shaped := _HOST.fullmatch(name)) is None or shaped[2]:
-                raise ConfigurationError(f"allow_host: {name!r:.80} is no name of a host without its port")
+                raise ConfigurationError(f"allow_host: {name!r:.80} is not a host name without a port")
 
     def allow(self, given: list[str]) -> bool:
         """Whether a request with these `Host` headers may be answered."""
@@ -694,7 +696,7 @@ def require_loopback(address: str) -> None:
     """Raise ConfigurationError if other machines can reach a service that listens on this address."""
     if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         raise ConfigurationError(
-            f"listening on {address} without authentication would give everything to whoever reaches it: "
+            f"listening on {address} without authentication would give everyone access to all data: "
             "name --tokens, --jwt-issuer or --trust-proxy, or listen on 127.0.0.1; --insecure listens all the same"
         )
 

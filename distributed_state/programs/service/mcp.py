@@ -407,10 +407,10 @@ class AppendMessage(OfSession):
 
     name: ClassVar[str] = "append_message"
     right: ClassVar[Right] = "write"
-    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(description="Who says it.")
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(description="Author of the message.")
     content: str = Field(description="The text.")
     tool_call_id: str | None = Field(None, description="For the role tool: the call that this answers.")
-    metadata: dict[str, Any] | None = Field(None, description="Whatever is to be kept with the message.")
+    metadata: dict[str, Any] | None = Field(None, description="Data to keep with the message.")
 
     async def run(self, asked: Asked) -> Any:
         """The new version, and the message's number."""
@@ -484,7 +484,7 @@ class ListNotes(OfSession):
     name: ClassVar[str] = "list_notes"
     right: ClassVar[Right] = "read"
     prefix: str = Field("", description="Only notes whose key begins with this.")
-    after: str | None = Field(None, description="What the page before gave as next.")
+    after: str | None = Field(None, description="`next` of the previous page.")
     limit: Limit = Field(100, description="How many notes at most.")
 
     async def run(self, asked: Asked) -> Any:
@@ -576,7 +576,7 @@ class ListSessions(Tool):
     prefix: str | None = Field(None, description="Only sessions whose id begins with this.")
     user: str | None = Field(None, description="Only sessions of this user.")
     limit: Limit = Field(50, description="How many sessions at most.")
-    after: str | None = Field(None, description="What the page before gave as next.")
+    after: str | None = Field(None, description="`next` of the previous page.")
 
     async def run(self, asked: Asked) -> Any:
         """A page of sessions; `next` is null if it is the last."""

@@ -228,10 +228,10 @@ _IN_PATH = re.compile(r"{(\w+)(?::(\w+))?}")
 _HEADER_TEXTS = {
     IF_MATCH: "Write only if the record is at this version, as its ETag has it, or exists (`*`): else 412.",
     IF_NONE_MATCH: "Read: 304 if the record is still at one of these. Write: `*`, only if it is not there yet.",
-    IDEMPOTENCY_KEY: "The request is made once, however often it comes under this key; with another body 422. "
-    "Made up at random: who is not told apart by a token or an actor shares keys with others of that kind.",
+    IDEMPOTENCY_KEY: "The request is applied once, however often it is sent with this key; 422 with another body. "
+    "Use a random value: callers without their own token or actor share one set of keys.",
     LEASE: "Write under this lease, as it was given; 412 if it has ended.",
-    LAST_EVENT_ID: "Go on behind this position; it goes before `since`.",
+    LAST_EVENT_ID: "Continue after this position; it overrides `since`.",
 }
 _SERVERS = {
     PREFIX: "Names in paths are percent-encoded, each as one part: the id a/b as a%2Fb.",

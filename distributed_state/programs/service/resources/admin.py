@@ -284,7 +284,7 @@ class Tokens(Answer):
 async def list_tokens(asked: Asked, given: TokenPage) -> Response:
     """A page of the tokens."""
     if given.after is not None and not access_tokens.is_id(given.after):
-        raise InvalidValue(f"{given.after!r:.80} is no id of a token")
+        raise InvalidValue(f"{given.after!r:.80} is not the id of a token")
     read = partial(_tokens(asked).page, asked.caller.prefix, given.after, given.limit)
     found = await lifecycle_of(asked.store).tiers().port.sql(read)
     after = found[-1].id if len(found) == given.limit else None

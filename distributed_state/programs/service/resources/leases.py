@@ -24,7 +24,7 @@ from distributed_state.values.model import Scope
 from distributed_state.warm.lease import CarriedLease
 
 _Ttl = Annotated[float, Field(ge=1, le=600, description="Seconds until it ends, if it is not renewed.")]
-_Wait = Annotated[float, Field(ge=0, le=30, description="Seconds to wait for whoever holds it.")]
+_Wait = Annotated[float, Field(ge=0, le=30, description="Seconds to wait for the current holder.")]
 
 
 class Take(Body):
