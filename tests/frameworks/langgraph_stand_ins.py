@@ -21,7 +21,8 @@ from distributed_state.adapters.langgraph import DistributedStateSaver, Distribu
 @cache
 def shared() -> StateStore:
     """The store of this process, closed at its end."""
-    store = StateStore.open(os.environ.get("WARM"), archive=os.environ.get("ARCHIVE", "memory"), namespace="tests")
+    settings = {"archive": os.environ.get("ARCHIVE", "memory"), "namespace": os.environ.get("NAMESPACE", "tests")}
+    store = StateStore.open(os.environ.get("WARM"), **settings)
     store.__enter__()
     atexit.register(store.close)
     return store

@@ -59,9 +59,10 @@ def files(names: tuple[str, ...]) -> list[str]:
 
 
 @pytest.fixture
-def place(redis_url: str, tmp_path: Path) -> dict[str, str]:
+def place(redis_url: str, tmp_path: Path, namespace: str) -> dict[str, str]:
     """Where our stores are, in runs of theirs."""
-    return {"WARM": redis_url, "ARCHIVE": f"sqlite:///{tmp_path}/archive.db", "NO_DOCKER": "true", "ADAPTER": "ours"}
+    archive = f"sqlite:///{tmp_path}/archive.db"
+    return {"WARM": redis_url, "ARCHIVE": archive, "NAMESPACE": namespace, "NO_DOCKER": "true", "ADAPTER": "ours"}
 
 
 @pytest.mark.timeout(500)

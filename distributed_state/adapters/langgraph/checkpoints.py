@@ -278,10 +278,10 @@ async def delete_runs(thread: Thread, runs: Collection[str]) -> None:
     await _remove_all_but(thread, kept)
 
 
-async def prune(thread: Thread, strategy: str) -> None:
+async def prune(store: AsyncStateStore, thread: Thread, strategy: str) -> None:
     """Keep the newest checkpoint of each namespace, or nothing."""
     if strategy == "delete":
-        await delete(thread)
+        await delete(store, thread)
         return
     if strategy != "keep_latest":
         raise InvalidValue(f"strategy is 'keep_latest' or 'delete', not {strategy!r:.80}")

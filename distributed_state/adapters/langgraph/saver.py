@@ -251,7 +251,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Prune threads, as `prune`."""
         for thread_id in thread_ids:
-            await checkpoints.prune(self._named(thread_id), strategy)
+            await checkpoints.prune(self._store.aio, self._named(thread_id), strategy)
 
     # Threads
 
