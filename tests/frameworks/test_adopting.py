@@ -600,9 +600,9 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"a\xff")
     for words, said in (
         (("openai", "sqlite:///none.db", "--ids", "latin"), "error: latin: not UTF-8 at byte 1"),
-        (("langgraph", "redis://host"), "error: redis:// is none of postgresql, sqlite"),
+        (("langgraph", "redis://host"), "error: redis:// is not one of postgresql, sqlite"),
         (("langgraph", "sqlite:///none.db"), "error: there is no file 'none.db'"),
-        (("agno", "mysql://host"), "error: mysql:// is none of"),
+        (("agno", "mysql://host"), "error: mysql:// is not one of"),
         (("openai", "shop:saver"), "name those of your own function by --ids"),
         (("adk", "shop:saver"), "is not called without arguments"),
         (
