@@ -104,7 +104,10 @@ def test_each_epoch_has_a_line_that_says_why_it_began_and_what_was_lost(
     assert (first.levelname, first.former_epoch) == ("INFO", "")
     assert "nothing was there before to lose" in first.getMessage()
     assert [line.former_epoch for line in (restarted, older)] == epochs[:2]
-    assert "another life of its data, and has what SQL has; 0 commits were put back" in restarted.getMessage()
+    assert (
+        "another life of its data, and has what SQL has; 0 commits were restored from their writers"
+        in restarted.getMessage()
+    )
     assert re.search("Redis was emptied|and lacks what SQL has", older.getMessage())
     assert (older.levelname, older.put_back, older.branched) == ("WARNING", 0, 0)
     assert "lost: commits acknowledged after offset" in older.getMessage()
