@@ -20,7 +20,7 @@
     ├── Unavailable              a server did not answer; nothing is known to be lost
     │   ├── WarmUnavailable      Redis
     │   ├── ColdUnavailable      SQL
-    │   │   └── UnknownStep      ... cannot store an operation of a newer release
+    │   │   └── UnknownOperation  ... cannot store an operation of a newer release
     │   ├── RecoveryInProgress   Redis lost data, and is being restored from other sources
     │   └── Backpressure         Redis holds as many unarchived commits as it may
     ├── DurabilityUnknown        applied or possibly applied, but not confirmed, or not completely

@@ -24,6 +24,16 @@ from distributed_state.errors import ConfigurationError, InvalidValue
 from distributed_state.values import codec
 from distributed_state.values.model import Message
 
+__all__ = [
+    "from_anthropic",
+    "from_langchain",
+    "from_openai",
+    "tiktoken_counter",
+    "to_anthropic",
+    "to_langchain",
+    "to_openai",
+]
+
 
 class Call(NamedTuple):
     """One tool call: `arguments` is JSON text, as in the OpenAI chat format; `id` is '' for a call without one."""

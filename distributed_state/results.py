@@ -14,6 +14,28 @@ from distributed_state.values.model import Message, unescape
 from distributed_state.values.turn_times import TimedRun as TimedRun
 from distributed_state.values.turn_times import TurnTimes as TurnTimes
 
+__all__ = [
+    "Branch",
+    "Change",
+    "Checkpoint",
+    "Event",
+    "Finding",
+    "HeldLease",
+    "Indexed",
+    "Lifetime",
+    "LostMessages",
+    "Reencrypted",
+    "Repaired",
+    "Replica",
+    "SessionInfo",
+    "Snapshot",
+    "TimedRun",
+    "TurnTimes",
+    "Upcast",
+    "Waiter",
+    "Written",
+]
+
 
 @dataclass(frozen=True, slots=True)
 class Written:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distributed_state import AgentState, AsyncStateStore, Locked, StateError, StateStore, Workflow, tool
+from distributed_state.store.blocking import Admin
 from distributed_state.tiers import commit as write_path
 
 
@@ -168,13 +169,13 @@ def repair(at: int | None, **settings: Any) -> None:
     from distributed_state.programs import cli
 
     calls = itertools.count()
-    begun = StateStore.repair
+    begun = Admin.repair
 
-    def counting(store: StateStore, **given: Any) -> Any:
-        port = store._core._lifecycle.tiers().port
+    def counting(admin: Admin, **given: Any) -> Any:
+        port = admin._core._lifecycle.tiers().port
         for name in ("sql", "script", "scripts", "command", "commands", "command_with"):
             setattr(port, name, counted(getattr(port, name)))
-        return begun(store, **given)
+        return begun(admin, **given)
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
         async def made(*arguments: Any) -> Any:
@@ -188,7 +189,7 @@ def repair(at: int | None, **settings: Any) -> None:
 
         return made
 
-    StateStore.repair = counting  # type: ignore[method-assign]
+    Admin.repair = counting  # type: ignore[method-assign]
     sys.argv = ["distributed-state", "repair"]
     cli.main()
 

@@ -267,7 +267,7 @@ def named(
             time.sleep(0.2)
 
     def doctor() -> list[str]:
-        code, lines = fleet.admin.doctor(settings)
+        code, lines = fleet.doctor(settings)
         return lines if code == 1 else []
 
     instruments = {

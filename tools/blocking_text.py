@@ -158,7 +158,7 @@ class Writer:
             self.modules.append(module)
 
     def _ancestry(self, each: Class) -> tuple[list[str], list[Class]]:
-        """The blocking class's bases, and the asyncio ones that have no core and whose methods become its own."""
+        """The blocking class's bases, and the asyncio ones without a counterpart, whose methods become its own."""
         bases: list[str] = []
         flattened: list[Class] = []
         for base in each.node.bases:

@@ -16,35 +16,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BEFORE_THE_RULE = "894316f44c647a570c9443b1d89973397479ed19"
 LONGEST = 140
-_PATH = re.compile(r"(?<![\w.])/(?:tmp|work|home|root|Users|mnt|private)/")
-_SCRATCH = re.compile(r"^(?:merge\b|fixup!?|squash!?|amend!|wip\b|revert \"merge\b)", re.IGNORECASE)
+_PATH = re.compile(r"(?<![\w./])/(?:tmp|work|home|root|Users|mnt|private|var|opt)(?:/|\b)|\b[A-Z]:\\")
+_SCRATCH = re.compile(
+    r"(?:merge(?:d|:| (?:branch|pull|remote)\b)|(?:fixup|squash|amend)!|fixup\b|wip\b)", re.IGNORECASE
+)
 # Verbs that end like a past tense, a participle or a third person, and are none of these.
 _VERBS = frozenset(
-    (
-        "Need",
-        "Embed",
-        "Feed",
-        "Speed",
-        "Seed",
-        "Shed",
-        "Exceed",
-        "Proceed",
-        "Succeed",
-        "Bring",
-        "Ring",
-        "Bypass",
-        "Focus",
-    )
-)
+    ("Alias", "Bias", "Bring", "Bypass", "Embed", "Exceed", "Feed", "Focus", "Heed", "Need", "Ping", "Proceed", "Ring",
+     "Seed", "Shed", "Shred", "Speed", "String", "Succeed")
+)  # fmt: skip
 
 
 def faults(subject: str) -> list[str]:
     """What is wrong with the subject of a commit; empty if it follows the rules."""
     found = []
-    word = re.split(r"[\s:,]", subject, maxsplit=1)[0]
+    word = subject.split(maxsplit=1)[0] if subject.strip() else ""
     if _SCRATCH.match(subject):
         found.append("is a scratch commit: squash it or name its change")
-    elif not re.fullmatch(r"[A-Z][a-z-]+", word):
+    elif not re.fullmatch(r"[A-Z][A-Za-z'-]+", word):
         found.append("does not begin with a capitalized verb")
     elif re.search(r"(?:ed|ing|[^s]s)$", word) and word not in _VERBS:
         found.append(f"begins with {word!r}, not with an imperative")
@@ -58,7 +47,8 @@ def faults(subject: str) -> list[str]:
 
 
 def _git(*arguments: str) -> str:
-    return subprocess.run(["git", "-C", str(ROOT), *arguments], check=True, capture_output=True, text=True).stdout
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, check=True, capture_output=True, encoding="utf-8", errors="replace").stdout
 
 
 def main(first: str = BEFORE_THE_RULE) -> int:
@@ -66,7 +56,7 @@ def main(first: str = BEFORE_THE_RULE) -> int:
     try:
         log = _git("log", "-z", "--format=%h%x1f%P%x1f%s%x1f%b", f"{first}..HEAD")
     except subprocess.CalledProcessError as error:
-        sys.exit(f"the history since {first[:12]} is needed, not a shallow clone: {error.stderr.strip()}")
+        sys.exit(f"git: {error.stderr.strip()}; the history since {first[:12]} is needed, so not a shallow clone")
     broken = 0
     for commit in filter(None, log.split("\0")):
         name, parents, subject, body = commit.split("\x1f")

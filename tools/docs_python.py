@@ -17,7 +17,7 @@ STUB = Path(distributed_state.__file__).with_name("__init__.pyi")
 
 @dataclass(frozen=True, slots=True)
 class PythonPage:
-    """A page: its title, what it says first, and the names that it is about, the asyncio face first."""
+    """A page: its title, what it says first, and the names that it is about, the asyncio API first."""
 
     place: str
     title: str
@@ -28,12 +28,11 @@ class PythonPage:
 PAGES = (
     PythonPage(
         "stores", "Stores", "A program opens one store, which gives access to every record and to operations on all.",
-        "AsyncStateStore StateStore records.transaction.AsyncBatch store.blocking.Batch "
-        "SessionInfo Finding Repaired LostMessages Reencrypted Upcast",
+        "AsyncStateStore StateStore AsyncAdmin Admin records.transaction.AsyncBatch store.blocking.Batch",
     ),
     PythonPage(
         "records", "Records", "A handle on one record: each method is a read or a commit.",
-        "AsyncRecord Record RecordView Transaction Written Snapshot Change Checkpoint Branch ABSENT PRESENT merge",
+        "AsyncRecord Record records.record.RecordView Transaction ABSENT PRESENT merge",
     ),
     PythonPage(
         "typed-records", "Typed records", "Records that follow a pydantic model.",
@@ -43,15 +42,14 @@ PAGES = (
         "items", "Items", "Large collections of a record.",
         "AsyncItems Items Item ItemPage PutItem DeleteItem",
     ),
-    PythonPage("leases", "Leases", "Exclusive access to a record.", "AsyncLease Lease HeldLease Waiter"),
+    PythonPage("leases", "Leases", "Exclusive access to a record.", "AsyncLease Lease"),
     PythonPage(
         "sessions", "Sessions and messages", "Conversations: records with messages.",
-        "AsyncSession Session Message Lifetime Context Window Summary truncate_history tiktoken_counter "
-        "from_openai to_openai from_anthropic to_anthropic from_langchain to_langchain",
+        "AsyncSession Session Message Context Window Summary truncate_history formats",
     ),
     PythonPage(
         "turns", "Turns, tools and workflows", "One request and one commit, with the tools and workflows of an agent.",
-        "AsyncTurn Turn TurnTimes TimedRun Tool tool TOOLBOX ToolCall WorkingMemory Workflow AgentState AgentPhase "
+        "AsyncTurn Turn Tool tool TOOLBOX ToolCall WorkingMemory Workflow AgentState AgentPhase "
         "Role StateMachine DEFAULT REASONING_MACHINE TASK_MACHINE",
     ),
     PythonPage(
@@ -59,12 +57,12 @@ PAGES = (
         "AsyncAgent Agent AsyncHost Host CommandArgument LogLevel Limits Status",
     ),
     PythonPage(
-        "notices", "Events and replicas in Python", "The arguments of a handler.",
-        "Event Replica events.consumer.AsyncEvents store.blocking_events.Events",
+        "notices", "Events in Python", "Streams of events: each yields an `Event`, see Results.",
+        "events.consumer.AsyncEvents store.blocking_events.Events",
     ),
     PythonPage(
         "search", "Searching", "Find messages, fields and items.",
-        "Search SearchHit SearchQuery SearchMatch SearchIndex SearchDocument SearchRemoval Indexed",
+        "Search SearchHit SearchQuery SearchMatch SearchIndex SearchDocument SearchRemoval",
     ),
     PythonPage(
         "access", "Encryption and access", "Encryption keys, and policies for access.",
@@ -72,9 +70,11 @@ PAGES = (
     ),
     PythonPage(
         "remote", "The remote client", "The same names over HTTP.",
-        "AsyncRemoteStore RemoteStore AsyncRemoteRecord RemoteRecord AsyncRemoteSession RemoteSession "
-        "AsyncRemoteItems RemoteItems RemoteTransaction RemoteTurn",
+        "AsyncRemoteStore RemoteStore remote.record.AsyncRemoteRecord remote.blocking.RemoteRecord "
+        "remote.session.AsyncRemoteSession remote.blocking.RemoteSession remote.record.AsyncRemoteItems "
+        "remote.blocking.RemoteItems remote.record.RemoteTransaction remote.session.RemoteTurn",
     ),
+    PythonPage("results", "Results", "The classes of the values that methods return.", "results"),
 )  # fmt: skip
 # Objects of these are got from others: how they are made is nobody's affair. Agents are classes of one's own.
 WRITTEN = {
@@ -85,7 +85,7 @@ WRITTEN = {
 SUBCLASSED = {"AsyncAgent", "Agent"}
 
 # On pages that are made otherwise, of each with its docstring.
-ELSEWHERE = {"Settings": "settings"}
+ELSEWHERE = {"Settings": "settings", "Event": "results"}
 
 # The classes for other frameworks; their names are none of the package's own.
 ADAPTERS: dict[str, str] = {
@@ -137,7 +137,8 @@ def overview() -> str:
     parts = [
         "# Python",
         "Each class exists twice with the same methods: `AsyncRecord` for asyncio, `Record` for sync code. Import all "
-        "names from the package: `from distributed_state import StateStore`.",
+        "names from the package: `from distributed_state import StateStore`. The classes of returned values are in its "
+        "module `results`, the conversions of messages in `formats`.",
     ]
     for page in PAGES:
         names = [name for name in page.names.split() if "." not in name]
@@ -153,7 +154,7 @@ def _reference(name: str) -> str:
 
 def _described(name: str) -> str:
     """What mkdocstrings reads: a name of the package's own, or one by its module."""
-    made_by_us = name not in SUBCLASSED and name in {*WRITTEN, *WRITTEN.values()}
+    made_by_us = name not in SUBCLASSED and name.rpartition(".")[2] in {*WRITTEN, *WRITTEN.values()}
     options = "\n    options:\n      merge_init_into_class: false" if made_by_us else ""
     return f"::: {homes().get(name, f'distributed_state.{name}')}{options}"
 

@@ -50,7 +50,7 @@ class _Late:
 def parsed(batch: Batch, wanted: Wanted) -> list[Parsed]:
     """Parse the entries of records that may be listed, without their messages, items and events.
 
-    Raises UnknownStep for entries that only a newer release can read: without them acknowledged commits would be
+    Raises UnknownOperation for entries that only a newer release can read: without them acknowledged commits would be
     missing.
     """
     found = []

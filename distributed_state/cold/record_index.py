@@ -84,7 +84,7 @@ class Parsed:
 def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
     """Read an entry. Raises ValueError or CorruptState if no database could store it.
 
-    Raises UnknownStep if only a newer release can read it.
+    Raises UnknownOperation if only a newer release can read it.
     """
     operations = unpack(entry.data)
     # Before any other check: unreadable entries go to quarantine, and this one must not.

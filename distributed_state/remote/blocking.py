@@ -401,14 +401,6 @@ class RemoteRecord:
         """Read the record at a version, with messages and phase. Raises NotFound if it never existed or was purged."""
         return finish(self._core.at(version=version, branch=branch))
 
-    def branches(self) -> list[Branch]:
-        """Read the branches: acknowledged commits that the record does not continue."""
-        return finish(self._core.branches())
-
-    def drop_branch(self, branch: str) -> int:
-        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if it is missing."""
-        return finish(self._core.drop_branch(branch))
-
     def checkpoint(self, label: str) -> int:
         """Name the present state and return the named version; `rollback(label=...)` comes back to it.
 

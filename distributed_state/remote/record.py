@@ -20,7 +20,7 @@ from distributed_state.records.messages import Page
 from distributed_state.records.record import AsyncRecord
 from distributed_state.remote import values
 from distributed_state.remote.requests import AsyncRemoteLease, RecordPlace, Requests, State, path_of
-from distributed_state.results import Branch, Change, Checkpoint, Snapshot, Written
+from distributed_state.results import Change, Checkpoint, Snapshot, Written
 from distributed_state.values import codec
 from distributed_state.values.items import (
     MOST_ITEMS,
@@ -369,17 +369,6 @@ class Past:
             )
         found = await self._place.requests.read(f"{self._place.path}/versions/{version}", {"branch": branch})
         return values.snapshot(found)
-
-    async def branches(self) -> list[Branch]:
-        """Read the branches: acknowledged commits that the record does not continue."""
-        found = await self._place.requests.read(f"{self._place.path}/branches")
-        return [values.branch(each) for each in found["branches"]]
-
-    async def drop_branch(self, branch: str) -> int:
-        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if it is missing."""
-        # It does not change the record itself, so it needs no lease.
-        path = path_of(self._place.ref, "/branches/{}", branch)
-        return int((await self._place.requests.order("DELETE", path))["commits"])
 
     async def checkpoint(self, label: str) -> int:
         """Name the present state and return the named version; `rollback(label=...)` comes back to it.

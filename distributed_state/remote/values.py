@@ -254,7 +254,7 @@ OPTIONS = {
     "on_invalid": _DIRECT,
     "clean": "clean values before they are given, or where the service opens its store",
     "clean_messages": "clean messages before they are given, or where the service opens its store",
-    "durability": "give it with other writes",
+    "durability": "give it with a write that takes it, as set() or write()",
     "expect": "look at what the turn shows, and raise",
     "expect_exists": "look at turn.version, and raise",
     "limit": "raise when its time is over",

@@ -21,7 +21,7 @@ import orjson
 from distributed_state.cold.connections import parse_url
 from distributed_state.cold.opening import Known
 from distributed_state.cold.store import ColdStore
-from distributed_state.errors import ColdUnavailable, ConfigurationError, InvalidValue
+from distributed_state.errors import ColdUnavailable, ConfigurationError
 from distributed_state.events import handlers
 from distributed_state.port import Mutex, Port
 from distributed_state.port.addresses import SCHEMES
@@ -82,7 +82,7 @@ def lifecycle_of(store: Any) -> StoreLifecycle:
     """The inside of a store of either API."""
     lifecycle: StoreLifecycle | None = getattr(core_of(store), "_lifecycle", None)
     if lifecycle is None:
-        raise InvalidValue(f"this takes a store, not {store!r:.80}")
+        raise ConfigurationError(f"this takes a store that is open here, by its Redis URL, not {store!r:.80}")
     return lifecycle
 
 

@@ -21,7 +21,7 @@ _BYTES_TOGETHER = 2**22
 async def unarchived_changes(tiers: Tiers, wanted: Wanted) -> list[Parsed]:
     """Parse the unarchived entries of all journals, up to their present ends, for records that may match.
 
-    Only the changes of such records are kept, because a fleet's journals are gigabytes. Raises UnknownStep.
+    Only the changes of such records are kept, because a fleet's journals are gigabytes. Raises UnknownOperation.
     """
     partitions = tiers.warm.partitions
     every = [tiers.keys.partition(each) for each in range(tiers.keys.partitions)]

@@ -882,7 +882,7 @@ async def test_an_agent_that_opens_its_store_closes_it(opener: Any) -> None:
         )
         await until(lambda: agent.saw)
     with pytest.raises(ConfigurationError, match="it is closed"):
-        core(opened[0]).tiers() if opener.face == "asyncio" else opened[0]._core._lifecycle.tiers()
+        (opened[0] if opener.face == "asyncio" else opened[0]._core)._lifecycle.tiers()
 
 
 @pytest.mark.parametrize("base", [Agent, AsyncAgent])

@@ -217,7 +217,7 @@ async def test_a_level_that_is_not_reached_is_reported_and_a_repetition_reaches_
                 batch.on(store.session("t")).set("c", 2)
         assert tiers(store).confirming.missed["replicated"] == 7
         replica.resume()
-        assert await kept(session.confirm) == await session.version(fresh=True)
+        assert await kept(lambda: session.version(durability="replicated")) == await session.version(fresh=True)
         async with session.turn(request_id="r") as turn:
             assert turn.repeated
         assert held(replica, store) == held(replica, store, field="b") == "1"
@@ -329,7 +329,7 @@ async def test_a_write_that_is_sent_again_is_confirmed_as_well(face: str, others
                 assert await store.session("s").increment("a") == 1
                 assert tiers(store).cold.version("session:s") == 2
             replica.resume()
-            assert await kept(store.session("s").confirm) == 2, "applied once"
+            assert await kept(lambda: store.session("s").version(durability="replicated")) == 2, "applied once"
             assert await until(lambda: held(replica, store), LONG) == "1"
         await store.close()
 

@@ -76,7 +76,7 @@ def test_servers_that_are_named_are_used_and_a_forgotten_event_is_found(
         "ben: missed: conversation.cleared of session:food",
         "ben: missed: conversation.cleared of session:hotel",
     ]
-    assert any("ben did not hear of it" in text for text in report.differences)
+    assert any("ben did not receive it" in text for text in report.differences)
     text = shown.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
     assert max(map(len, text.splitlines())) <= 80
     assert "NOT VERIFIED" in text

@@ -15,6 +15,9 @@ pytestmark = pytest.mark.unit
         "Process events in the order of their arrival",
         "Need no second round trip for a batch",
         "Re-encrypt blocks in SQL",
+        "Merge the two tables of names",
+        "JSON-encode items once",
+        "Ping the server before a lease is renewed",
     ],
 )
 def test_a_subject_in_the_imperative_is_accepted(subject: str) -> None:
@@ -31,6 +34,9 @@ def test_a_subject_in_the_imperative_is_accepted(subject: str) -> None:
         ("Fixing the archiver", "imperative"),
         ("Fixes the archiver", "imperative"),
         ("fix the archiver", "capitalized"),
+        ("Fix: the archiver", "capitalized"),
+        ("Merge branch 'main' into fix", "scratch"),
+        ("Read files of /tmp", "path"),
         ("Fix the archiver.", "full stop"),
         ("Read /tmp/trees/a/notes", "path"),
         ("Say " + "a" * LONGEST, "characters"),

@@ -31,7 +31,7 @@ EXPECTED = {
     "AccessDenied": 403, "NotFound": 404, "Conflict": 409, "InvalidTransition": 409, "Interrupted": 409,
     "Deleted": 410, "TooLarge": 413, "InvalidValue": 422, "Locked": 423, "LockTimeout": 423, "Backpressure": 503,
     "Fenced": 503, "Unavailable": 503, "WarmUnavailable": 503, "ColdUnavailable": 503,
-    "UnknownStep": 503, "RecoveryInProgress": 503, "DurabilityUnknown": 503,
+    "UnknownOperation": 503, "RecoveryInProgress": 503, "DurabilityUnknown": 503,
 }  # fmt: skip
 
 

@@ -234,7 +234,7 @@ async def all_late(opener: Any) -> list[str]:
     await stores[0].emit("first", subject=next(f"s{n}" for n in range(10_000) if partition_of(f"s{n}") == 0))
     await asyncio.sleep(2.0)  # from now on they judge others
     with redis_of(stores[0]) as client:
-        client.zadd(core(stores[0]).keys.roll, {each.replica: 1000 for each in stores})
+        client.zadd(core(stores[0])._lifecycle.context.keys.roll, {each.replica: 1000 for each in stores})
     await asyncio.sleep(1.5)
     assert len(await stores[0].admin.replicas()) == 3
     return [each.data["replica"] for each in heard]
