@@ -81,6 +81,7 @@ class Library:
         self.user = store.user("u")
         self.session = store.session("s")
         self.turns = 0
+        self.set()
 
     def get(self) -> None:
         """A read of one field."""
@@ -171,8 +172,9 @@ async def over_http(url: str, archive: str) -> Way:
 
 
 def follow(name: str, prepare: Callable[[], None], operation: Callable[[], None]) -> Way:
-    """Follow an operation, once it was done a few times."""
+    """Follow an operation, once it was prepared and done a few times."""
     for _ in range(3):
+        prepare()
         operation()
     prepare()
     way = Way(name)
