@@ -101,14 +101,9 @@ class RetryingClient:
                 raise
         return answers
 
+    @waited.one_call
     async def patiently(self, call: Any, *arguments: Any) -> Any:
         """Repeat while Redis does not answer, with jitter, until its call has waited for `retry_for` seconds."""
-        if waited.present() is None:
-            with waited.call():
-                return await self._until_answered(call, *arguments)
-        return await self._until_answered(call, *arguments)
-
-    async def _until_answered(self, call: Any, *arguments: Any) -> Any:
         try:
             return await call(*arguments)
         except WarmUnavailable as error:
