@@ -269,7 +269,7 @@ class AsyncioPort(Router):
             await self._looking_by(self._connections.look)
             return
         began = time.monotonic()
-        left = self._connections.left(account, began, "")
+        left = account.left(began, "", self._limits)
         try:
             async with asyncio.timeout(left):
                 await self._looking_by(self._connections.look)
@@ -333,7 +333,7 @@ class AsyncioPort(Router):
         began, left = 0.0, None
         if account is not None:
             began = time.monotonic()
-            left = self._connections.left(account, began, node)
+            left = account.left(began, node, self._limits)
         pipe = pipes.get(node)
         try:
             if pipe is not None and pipe.broken is None and (left is None or left >= self._timeout):

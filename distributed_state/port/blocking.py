@@ -164,7 +164,7 @@ class BlockingPort(Router):
             self._connections.look()
             return
         began = time.monotonic()
-        left = self._connections.left(account, began, "")
+        left = account.left(began, "", self._limits)
         try:
             self._connections.look(left)
         except StateError:
@@ -184,7 +184,7 @@ class BlockingPort(Router):
         began, seconds = 0.0, self._timeout
         if account is not None:
             began = time.monotonic()
-            seconds = self._connections.left(account, began, node)
+            seconds = account.left(began, node, self._limits)
         try:
             if free:
                 socket = self._taken(free, node, seconds)
@@ -301,7 +301,7 @@ class BlockingPort(Router):
         longest = 0.0
         for node in nodes:
             try:
-                longest = max(longest, self._connections.left(account, began, node))
+                longest = max(longest, account.left(began, node, self._limits))
             except WarmUnavailable as error:
                 refused[node] = error
         return longest

@@ -35,11 +35,9 @@ from distributed_state.port.topology import SentinelWatch, Topology, threads
 from distributed_state.port.topology import ask_sentinel as hear
 from distributed_state.port.topology import replicas_behind_sentinels as behind_sentinels
 from distributed_state.port.topology import replicas_in_cluster as in_cluster
-from distributed_state.port.waited import Waited
+from distributed_state.port.waited import Limits
 
 _ROLE: Filled = (b"ROLE",)
-_GRACE = 0.25  # seconds for a server that was not asked yet when others have used up the limit
-_HARDLY = 0.005  # seconds: too short for any server to answer
 log = logging.getLogger(__name__)
 Credentials = Callable[[], tuple[str, str]]
 
@@ -87,19 +85,18 @@ class Connections:
     def __init__(
         self, url: str | None, timeout: float, credentials: Credentials | None = None, *, retry_for: float = 0.0
     ) -> None:
+        address = None if url is None else read_address(url)
         self.timeout = timeout
-        self.limit = retry_for or timeout  # seconds that one call waits in total
-        self.place = "the embedded server"
+        self.place = "the embedded server" if address is None else address.place
+        self.limits = Limits(retry_for or timeout, timeout, self.place)
         self.lives: dict[str, str] = {}  # by server: the data id of its newest connection
         self.embedded: EmbeddedServer | None = None
         self._watch: SentinelWatch | None = None
-        if url is None:
-            self.embedded = EmbeddedServer()
-            self.topology = Topology(None, timeout, self.ask, self.executor)
-            return
-        self.address = address = read_address(url)
         self.topology = Topology(address, timeout, self.ask, self.executor)
-        self.place = address.place
+        if address is None:
+            self.embedded = EmbeddedServer()
+            return
+        self.address = address
         self._options = address.options
         if credentials is not None:
             if {"username", "password"} & address.options.keys():
@@ -200,18 +197,6 @@ class Connections:
             found = role[0] if isinstance(role, list) else role
             raise driver.ConnectionError(f"{node} is not the primary, as Sentinels say, but {found!r:.80}")
 
-    def left(self, account: Waited, now: float, node: str) -> float:
-        """Return for how many more seconds to wait for this server's reply.
-
-        Raises WarmUnavailable if this call has used up its limit, and this server was silent already.
-        """
-        left = self.limit - account.seconds(now)
-        if left < _HARDLY:
-            if node in account.silent:
-                raise WarmUnavailable(f"{self.place}: no answer for {self.limit:g} s")
-            left = _GRACE  # one of several servers may be down while the others answer
-        return min(left, self.timeout)
-
     def met(self, node: str, life: Life) -> str:
         """Note the data id of a server; its connections that were made under another one are dropped."""
         known = self.lives.get(node)
@@ -242,7 +227,7 @@ class Connections:
 
     def look(self, seconds: float = math.inf) -> None:
         """Find out where keys are, and watch for changes from now on. Raises as `Topology.look`."""
-        self.topology.look(min(seconds, self.limit))
+        self.topology.look(min(seconds, self.limits.total))
         if self._watch is not None:
             self._watch.begin()
             if not self.topology.is_used:
@@ -290,7 +275,7 @@ class Connections:
         options = self.address.sentinel_options if sentinel else self._options | {"db": 0}
         began = time.monotonic()
         if (account := waited.present()) is not None:
-            timeout = min(timeout, self.left(account, began, node))
+            timeout = min(timeout, account.left(began, node, self.limits))
         try:
             socket = Socket(self._blocking(node, options, timeout), timeout)
             answers = socket.exchange(socket.packer.pack(commands), len(commands))

@@ -36,6 +36,7 @@ class Router:
         self._embedded = connections.embedded
         self._topology = connections.topology
         self._timeout = connections.timeout
+        self._limits = connections.limits
 
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
         raise AssertionError("the subclass's own")

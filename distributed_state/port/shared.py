@@ -37,6 +37,10 @@ class SharedPort(BlockingPort):
 
     monotonic = staticmethod(time.monotonic)
     wall = staticmethod(time.time)
+    here = staticmethod(bodies.loop)
+    owner = staticmethod(bodies.owner)
+    mutex = staticmethod(threading.Lock)
+    signal = staticmethod(SharedSignal)
 
     def __init__(self, connections: Connections, replica: str = "") -> None:
         super().__init__(connections)
@@ -128,9 +132,6 @@ class SharedPort(BlockingPort):
     def suspends(self) -> bool:
         return bodies.loop() is not None
 
-    def here(self) -> object:
-        return bodies.loop()
-
     def holds_up(self, here: object) -> bool:
         return here is not None and bodies.held_up() is here
 
@@ -139,9 +140,6 @@ class SharedPort(BlockingPort):
 
     def when_a_loop_ends(self, call: Callable[[object], None]) -> None:
         self._when_ended.append(call)
-
-    def owner(self) -> object:
-        return bodies.owner()
 
     def exchange_with(self, node: str, commands: Sequence[Words]) -> Coroutine[Any, Any, list[Any]]:
         tasks = self._tasks()
@@ -224,7 +222,7 @@ class SharedPort(BlockingPort):
             if self._cutting is None and self._embedded is None:
                 # A job that waits for a server which does not answer cannot notice that it is to end.
                 account, now = waited.present(), time.monotonic()
-                left = self._connections.limit - (account.seconds(now) if account is not None else 0.0)
+                left = self._limits.total - (account.seconds(now) if account is not None else 0.0)
                 # Not at the time when jobs that wait for SQL are given up: that would cut the last commands to Redis.
                 self._cutting = threading.Timer(max(0.0, min(left, CUT)), self._give_up, (account, now))
                 self._cutting.daemon = True
@@ -246,12 +244,6 @@ class SharedPort(BlockingPort):
     async def _as_replica(self, job: Callable[[], Coroutine[Any, Any, None]]) -> None:
         REPLICA.set(self.replica)  # in this thread or task, which only the job uses
         await job()
-
-    def mutex(self) -> threading.Lock:
-        return threading.Lock()
-
-    def signal(self) -> SharedSignal:
-        return SharedSignal()
 
 
 class LoopJob:

@@ -26,12 +26,24 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+from distributed_state.errors import WarmUnavailable
 
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 _ENTRANCES = ("__aenter__", "__aexit__", "__anext__")
+_GRACE = 0.25  # seconds for a server that was not asked yet when others have used up the limit
+_HARDLY = 0.005  # seconds: too short for any server to answer
+
+
+class Limits(NamedTuple):
+    """How many seconds a call waits for the servers at `place`: in total, and at most for one reply."""
+
+    total: float
+    reply: float
+    place: str
 
 
 class Waited:
@@ -48,6 +60,18 @@ class Waited:
     def seconds(self, now: float) -> float:
         """Return how much of the limit is used up."""
         return max(0.0, self._seconds - max(0.0, now - self._until))
+
+    def left(self, now: float, node: str, limits: Limits) -> float:
+        """Return for how many more seconds to wait for this server's reply.
+
+        Raises WarmUnavailable if this call has used up its limit, and this server was silent already.
+        """
+        left = limits.total - self.seconds(now)
+        if left < _HARDLY:
+            if node in self.silent:
+                raise WarmUnavailable(f"{limits.place}: no answer for {limits.total:g} s")
+            left = _GRACE  # one of several servers may be down while the others answer
+        return min(left, limits.reply)
 
     def add(self, since: float, node: str | None = None) -> None:
         """Count the time since then, in which no reply came. Overlapping waits count once."""

@@ -18,6 +18,7 @@ from distributed_state.port.lives import Life
 from distributed_state.port.routing import Router
 from distributed_state.port.shared import SharedPort
 from distributed_state.port.topology import SLOTS, Topology, slot_of
+from distributed_state.port.waited import Limits
 
 pytestmark = pytest.mark.unit
 
@@ -35,7 +36,7 @@ class Connections:
 
     def __init__(self) -> None:
         self.place, self.embedded, self.lives = "redis+cluster://h", None, dict[str, str]()
-        self.timeout = self.limit = 1.0
+        self.timeout, self.limits = 1.0, Limits(1.0, 1.0, self.place)
         self.topology = Topology(read_address("redis+cluster://h:1"), 1.0, self.ask)
 
     def ask(self, node: str, *commands: Words, timeout: float, sentinel: bool = False) -> list[Any]:

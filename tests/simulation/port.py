@@ -72,7 +72,7 @@ class SimulatedConnections(Connections):
     async def look_later(self, seconds: float) -> None:
         """Look, which takes a moment; others continue meanwhile with the old topology. Raises as `look`."""
         topology, world = self.topology, self.fleet.world
-        end = time.monotonic() + min(seconds, self.limit)
+        end = time.monotonic() + min(seconds, self.limits.total)
         while self.looking is not None:
             ended = Future()
             self.looking.calls.append(ended.settle)
@@ -245,7 +245,7 @@ class SimulatedPort(Router):
 
     async def look(self) -> None:
         account, began = waited.present(), self.monotonic()
-        left = self._connections.left(account, began, "") if account is not None else math.inf
+        left = account.left(began, "", self._limits) if account is not None else math.inf
         try:
             await self._there.look_later(left)
         except StateError:
@@ -345,7 +345,7 @@ class SimulatedPort(Router):
         account = waited.present()
         began, left = self.monotonic(), math.inf
         if account is not None:
-            left = self._connections.left(account, began, node)
+            left = account.left(began, node, self._limits)
         try:
             if self._task.in_thread:
                 answers = await self._alone(node, commands, left, account)
@@ -550,7 +550,7 @@ class SimulatedPort(Router):
             # A job that waits for the answer of a frozen server does not notice that it was asked to end.
             cutting = self._cutting = Future()
             account, now = waited.present(), self.monotonic()
-            left = self._connections.limit - (account.seconds(now) if account is not None else 0.0)
+            left = self._limits.total - (account.seconds(now) if account is not None else 0.0)
 
             async def cut() -> None:
                 if account is not None:
