@@ -154,6 +154,7 @@ INNER = {
         "release_answered",
         "protect",
         "gone",
+        "leave",
     },
     "AsyncEdit": {"finish"},
     "AsyncTurn": {"suspends", "reported"},

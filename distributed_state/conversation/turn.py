@@ -104,7 +104,8 @@ class AsyncTurn(Transaction):
         self.request_id = request_id
         self.repeated = False
         self.written: Written | None = None  # after the end: the version and the number of the first message
-        self._request = slot_of(slot) if slot else name_of(request_id)
+        own = name_of(request_id)
+        self._request = slot_of(slot) if slot else own
         self._outcome: Any = None
         self._answered = 0
         self._pending: list[Message] = []
@@ -116,7 +117,7 @@ class AsyncTurn(Transaction):
         self._session = session
         if busy not in BUSY:
             raise InvalidValue(f"busy is one of {', '.join(BUSY)}, not {busy!r}")
-        tag = chance.token_hex(4) if request_id is None else f"{crc32(name_of(request_id) or b''):x}"
+        tag = chance.token_hex(4) if own is None else f"{crc32(own):x}"
         self._lease = self._tiers.lock(
             context.keys, wait=0.0 if busy == "reject" else wait, ttl=ttl, limit=limit, turn=tag,
             seize=busy == "interrupt",
@@ -371,13 +372,13 @@ class AsyncTurn(Transaction):
                     await self._commit()
             self._workspace.closed = _NOT_OPEN
         except BaseException as failed:
-            await self._lease.__aexit__(type(failed), failed, failed.__traceback__)
+            await self._lease.leave(failed)
             raise
         finally:
             self._clock.stop()
             if self._tiers.telemetry.measures:
                 self._tiers.telemetry.turn(self._clock.parts)
-        await self._lease.__aexit__(kind, error, trace)
+        await self._lease.leave(error)
 
     async def _commit(self) -> None:
         """Commit the session's changes and release the lease, then commit those of its user (`turn_user.py`)."""

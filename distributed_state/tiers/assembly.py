@@ -52,6 +52,7 @@ from distributed_state.warm.confirming import Confirming
 from distributed_state.warm.consumers import Consumers
 from distributed_state.warm.lease import AsyncLease, Leases
 from distributed_state.warm.link import Link
+from distributed_state.warm.lock import Taken
 from distributed_state.warm.presence import Figures, Presence
 from distributed_state.warm.stream import BackgroundEvents, Position, Stream
 
@@ -95,7 +96,9 @@ class Tiers:
         self.refill = Refill(port, self.warm, self.hot, self.link, keys, self.see, self.start)
         self.known_ids = KnownIds()
         self.confirming = Confirming(port, self.warm, settings)
-        self.leases = Leases(port, self.warm, self.link, self.start, self._lock_lost)
+        self.leases = Leases(
+            port, self.warm, self.link, self.start, on_granted=self._lock_granted, on_lost=self._lock_lost
+        )
         self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
         link = self.link if self._uses_hot else None
         idle_journals = IdleJournals(port, keys, link if settings.url else None)
@@ -217,10 +220,7 @@ class Tiers:
 
     def lock(self, names: RecordKeys, *, wait: float, ttl: float, advisory: bool = False, **more: Any) -> AsyncLease:
         """A lease on a record, not acquired yet."""
-        hot = self.hot
-        return AsyncLease(
-            self.leases, names, wait=wait, ttl=ttl, advisory=advisory, expect=hot.expect, forget=hot.forget, **more
-        )
+        return AsyncLease(self.leases, names, wait=wait, ttl=ttl, advisory=advisory, **more)
 
     async def listening(self) -> bool:
         """Wait until every handler listens, so that none misses later writes. Returns whether all of them do."""
@@ -232,6 +232,13 @@ class Tiers:
                 raise ConfigurationError(f"{held_up}: `await store.aio.ready()` there")
             every = await each.joined.wait(max(0.0, until - self.port.monotonic())) and every
         return every
+
+    def _lock_granted(self, text: str, taken: Taken) -> None:
+        if taken.version or taken.trailing is not None:
+            self.hot.expect(text, taken.epoch, taken.version)
+        else:
+            # Redis does not have the record, which may have been evicted, so the hot copy may be stale.
+            self.hot.forget(text)
 
     def _lock_lost(self, lease: AsyncLease) -> None:
         self.background_events.emit("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})

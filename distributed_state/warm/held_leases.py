@@ -20,7 +20,7 @@ from distributed_state.results import HeldLease, Waiter
 from distributed_state.values.keys import Keys, RecordKeys
 from distributed_state.warm.clock import ServerClock
 from distributed_state.warm.lease import Leases
-from distributed_state.warm.lock import Lock, seizing
+from distributed_state.warm.lock import seizing
 from distributed_state.warm.scripts import RetryingClient
 
 _WAITERS = 20
@@ -171,8 +171,7 @@ async def end(leases: Leases, names: RecordKeys, token: int) -> bool:
     held = await leases.warm.command(b"GET", names.lock)
     if held is None or not held[1:].startswith(seize.encode()):
         return False
-    lock = Lock(leases.warm, leases.waiters, leases.start, names, wait=0, ttl=_TTL, mode=chr(held[0]), seize=seize)
-    lock.holder = leases.name()
+    lock = leases.lock(names, leases.name(), 0, _TTL, chr(held[0]), seize)
     deadline = leases.port.monotonic() + _TTL
     try:
         await lock.take(None)

@@ -54,11 +54,19 @@ class Leases:
     """The leases of one replica: renewed together, lost individually."""
 
     def __init__(
-        self, port: Port, warm: Warm, link: Link, start: Callable[[int], Any], on_lost: Callable[[AsyncLease], None]
+        self,
+        port: Port,
+        warm: Warm,
+        link: Link,
+        start: Callable[[int], Any],
+        *,
+        on_granted: Callable[[str, Taken], None],
+        on_lost: Callable[[AsyncLease], None],
     ) -> None:
         self.port = port
         self.warm = warm
         self.start = start
+        self.on_granted = on_granted
         self._on_lost = on_lost
         self.waiters = Waiters(port, link)
         self.renewal = Renewal(port, self._lose)
@@ -93,6 +101,10 @@ class Leases:
     def name(self) -> str:
         """Make a name for a holder, never used before."""
         return f"{self.warm.replica}.{next(self._count)}"
+
+    def lock(self, names: RecordKeys, holder: str, wait: float, ttl: float, mode: str = "x", seize: str = "") -> Lock:
+        """Make a lock that is requested under this holder's name."""
+        return Lock(self.warm, self.waiters, self.start, names, holder, wait=wait, ttl=ttl, mode=mode, seize=seize)
 
     def keep(self, lease: AsyncLease) -> None:
         """Note that the lease was granted: the running task writes under it, and its deadline is watched."""
@@ -207,8 +219,6 @@ class AsyncLease:
         wait: float,
         ttl: float,
         advisory: bool,
-        expect: Callable[[str, str, int], None],
-        forget: Callable[[str], None],
         limit: float | None = None,
         turn: str | None = None,
         seize: bool = False,
@@ -230,12 +240,10 @@ class AsyncLease:
         self._leases = leases
         self.wait = wait
         self.mode = "a" if advisory else "x"
-        self._expect, self._forget = expect, forget  # the record's copy in hot
         self._limit = limit
         # A turn names its request, so that the request's next attempt may take the lock over.
         self._turn = "" if turn is None else f".{turn}!"
         self._seize = seizing(take_over) if take_over is not None else self._turn if seize else ""
-        self._lock = self._new_lock()
         self.body = Body()
         self._lost = False
         self.seized = False
@@ -244,13 +252,6 @@ class AsyncLease:
         self.outer: AsyncLease | None = None
         self._guard: Guard | None = None
         self.span: Any = None
-
-    def _new_lock(self) -> Lock:
-        leases = self._leases
-        return Lock(
-            leases.warm, leases.waiters, leases.start, self.names,
-            wait=self.wait, ttl=self.ttl, mode=self.mode, seize=self._seize, holder=self.holder,
-        )  # fmt: skip
 
     @property
     def lost(self) -> bool:
@@ -339,17 +340,13 @@ class AsyncLease:
         self.renew_at = self._leases.port.monotonic() + self.ttl / 3
         self.owner = self._leases.port.owner()
         self.holder = self._leases.name() + self._turn
-        self._lock = self._new_lock()
+        self._lock = self._leases.lock(self.names, self.holder, self.wait, self.ttl, self.mode, self._seize)
         self.body.begin()
 
     def _granted(self, taken: Taken) -> None:
         self.lock_value = taken.lock_value
         self.token = int(taken.lock_value[1:].split("@", 1)[0])
-        if taken.version or taken.trailing is not None:
-            self._expect(self.text, taken.epoch, taken.version)
-        else:
-            # Redis does not have the record, which may have been evicted, so the hot copy may be stale.
-            self._forget(self.text)
+        self._leases.on_granted(self.text, taken)
         self.ends = math.inf if self._limit is None else taken.sent + self._limit
         self.renewed(taken.sent)
         self.released = False
@@ -402,6 +399,10 @@ class AsyncLease:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self.leave(error)
+
+    async def leave(self, error: BaseException | None) -> None:
+        """Release the record at the end of a body that ended with `error`. Raises Fenced if a loss has ended it."""
         nested = self.outer is not None
         cause = error
         try:
@@ -447,9 +448,10 @@ class CarriedLease:
         cls, leases: Leases, names: RecordKeys, *, wait: float, ttl: float, take_over: int | None = None
     ) -> Self:
         """Hold the record, or raise LockTimeout after `wait` seconds; `take_over` takes it from that token's holder."""
-        lock = _lock(leases, names, wait, ttl, "" if take_over is None else seizing(take_over))
+        check_times(wait, ttl, None)
         # A holder's name as it is shown elsewhere is not enough to make a lease of it.
-        lock.holder = f"{leases.name()}.{chance.token_hex(12)}"
+        holder = f"{leases.name()}.{chance.token_hex(12)}"
+        lock = leases.lock(names, holder, wait, ttl, seize="" if take_over is None else seizing(take_over))
         try:
             return cls((await lock.take(None)).lock_value)
         except BaseException:
@@ -466,19 +468,13 @@ class CarriedLease:
 
     async def give_back(self, leases: Leases, names: RecordKeys) -> bool:
         """Release the record; False if it was lost. Harmless when it has ended."""
-        lock = _lock(leases, names, 0, self.TTL)
-        lock.holder = self.holder
+        lock = leases.lock(names, self.holder, 0, self.TTL)
         return await leases.port.shield(lock.give_back(leases.port.monotonic()))
 
     def carry(self, leases: Leases, lease: AsyncLease) -> None:
         """Make the running task write under it; `lease` is an untaken lease of the record."""
         lease.holder = self.holder
         leases.carry(lease, self.lock_value, self.token)
-
-
-def _lock(leases: Leases, names: RecordKeys, wait: float, ttl: float, seize: str = "") -> Lock:
-    check_times(wait, ttl, None)
-    return Lock(leases.warm, leases.waiters, leases.start, names, wait=wait, ttl=ttl, mode="x", seize=seize)
 
 
 # Renewal

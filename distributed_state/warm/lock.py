@@ -81,12 +81,12 @@ class Lock:
         waiters: Waiters,
         start: Callable[[int], Any],
         names: RecordKeys,
+        holder: str,
         *,
         wait: float,
         ttl: float,
         mode: str,
         seize: str,
-        holder: str = "",
     ) -> None:
         self._warm = warm
         self._waiters = waiters

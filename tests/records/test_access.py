@@ -397,7 +397,7 @@ UNASKED: dict[str, dict[str, str]] = {
         ("next", "close", "position", "waiting", "asks", "count_in", "end", "join", "leave"), OPENING
     ),
     "LEASE": dict.fromkeys(("acquire", "release", "lost", "token", "acquire_and", "gone", "release_call"), OPENING)
-    | dict.fromkeys(("release_answered", "lose", "protect", "renewed"), OPENING)
+    | dict.fromkeys(("release_answered", "leave", "lose", "protect", "renewed"), OPENING)
     | dict.fromkeys(("granted", "orphaned", "wanted"), OPENING),
     "EDIT": {"finish": WRITING},
     "AGENT": dict.fromkeys((name for name in dir(AsyncAgent) if name.startswith("on_")), "a hook, called by the host")

@@ -24,6 +24,7 @@ from distributed_state.port import commands, lives, routing, topology
 from distributed_state.records import restoring
 from distributed_state.store import reaper
 from distributed_state.tiers import archiver, commit, read, reconcile, recovery, unarchived
+from distributed_state.tiers.assembly import Tiers
 from distributed_state.warm import client, confirming, lease, link
 from tests.controls import sabotage
 from tests.simulation import node
@@ -296,7 +297,7 @@ SABOTAGES: dict[str, Sabotage] = {
         13,
     ),
     "a lock does not say which version its record has": Sabotage(
-        (Python(lease.AsyncLease._granted, "self._expect(self.text, taken.epoch, taken.version)", "reached()"),),
+        (Python(Tiers._lock_granted, "self.hot.expect(text, taken.epoch, taken.version)", "reached()"),),
         _shape("locked 4, set, get 2, turn", reads=0.0),
         40,
     ),
@@ -672,9 +673,9 @@ SABOTAGES: dict[str, Sabotage] = {
     "the holder of a lock trusts its hot copy of a record that was evicted": Sabotage(
         (
             Python(
-                lease.AsyncLease._granted,
-                "self._forget(self.text)",
-                "reached() or self._expect(self.text, taken.epoch, taken.version)",
+                Tiers._lock_granted,
+                "self.hot.forget(text)",
+                "reached() or self.hot.expect(text, taken.epoch, taken.version)",
             ),
         ),
         _LOCKED_AND_EVICTED,
