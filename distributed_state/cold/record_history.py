@@ -100,7 +100,9 @@ def load(sql: Sql, record: str, *, window: int) -> Loaded | None:
     for _, version, data in sorted(blocks.operations(sql, rows, packed), key=lambda row: int(row[1])):
         if version <= base:
             continue
-        _warn_of_gap(record, at, version)
+        if at and version != at + 1:
+            text = "%s: versions %d to %d are missing; see the quarantine"
+            log.warning(text, record, at + 1, version - 1, extra={"record": record})
         at = version
         fold(fields, unpack(data))
     if not at and head["deleted"]:
@@ -132,12 +134,6 @@ def _head() -> Select[Any]:
     query = select(*head, s.version.label("base"), s.data)
     query = query.outerjoin_from(records, snapshots, and_(same, s.version == latest))
     return query.where(r.namespace == namespace, r.record.in_(bindparam("names", expanding=True, type_=TEXT)))
-
-
-def _warn_of_gap(record: str, before: int, version: int) -> None:
-    if before and version != before + 1:
-        text = "%s: versions %d to %d are missing; see the quarantine"
-        log.warning(text, record, before + 1, version - 1, extra={"record": record})
 
 
 def state_at(sql: Sql, record: str, version: int) -> State:
