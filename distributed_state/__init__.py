@@ -82,7 +82,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "warm.lease": ("AsyncLease",),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}
-# Modules that are offered as such. `metrics` needs the extra `telemetry`, so `import *` and `dir` leave it out.
+# Public modules. `metrics` needs the extra `telemetry`, so `import *` and `dir` leave it out.
 _SUBMODULES = {"formats": "formats", "merge": "merge", "metrics": "store.metrics", "results": "results"}
 
 __all__ = [*_HOMES, "formats", "merge", "results"]
@@ -95,7 +95,7 @@ def __getattr__(name: str) -> object:
         found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = found  # the next use finds it without us
+    globals()[name] = found  # the next use does not call __getattr__
     return found
 
 

@@ -1,6 +1,6 @@
 """Where the command `distributed-state` starts, also as `python -m distributed_state`.
 
-Law: Ctrl-C ends it without a traceback also while it is loaded.
+Law: Ctrl-C ends the command without a traceback, even while its modules are imported.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 
 def main() -> None:
     """Load the command and run it."""
-    # Python would show where in an import it was interrupted. `shell` handles the signal once it is there.
+    # During the imports Python would print a traceback. Once `shell` is imported, it handles the signal.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from distributed_state.programs.cli import main
 

@@ -1,33 +1,23 @@
 """Every error that this package raises on purpose, as one tree.
 
-    StateError
-    ├── Conflict                 another writer was faster; read again and retry
-    ├── Locked                   the record is locked by another holder
-    │   └── LockTimeout          ... and still was when the wait was over
-    ├── Fenced                   the lease was lost; nothing was written
-    │   └── Interrupted          ... to another request, which took the turn over
-    ├── NotFound                 no such record, version or checkpoint
-    ├── Deleted                  the record was deleted
-    ├── InvalidTransition        the event is not allowed in the record's phase
-    ├── InvalidValue             the value cannot be stored as it is
-    │   └── TooLarge             ... because of its size
-    ├── CorruptState             stored bytes cannot be read; they are kept
-    │   └── DecryptionFailed     ... because of their key, their place, or because they are not encrypted
-    ├── SchemaMismatch           the record's schema version and this worker's do not fit
-    ├── CommandFailed            a command of an agent failed or was not started
-    ├── AccessDenied             the store's policy does not allow it; no server was asked
-    ├── Unauthenticated          a request has no valid credentials
-    ├── Unavailable              a server did not answer; nothing is known to be lost
-    │   ├── WarmUnavailable      Redis
-    │   ├── ColdUnavailable      SQL
-    │   │   └── UnknownOperation  ... cannot store an operation of a newer release
-    │   ├── RecoveryInProgress   Redis lost data, and is being restored from other sources
-    │   └── Backpressure         Redis holds as many unarchived commits as it may
-    ├── DurabilityUnknown        applied or possibly applied, but not confirmed, or not completely
-    └── ConfigurationError       a setting, a server or a right is wrong; retrying does not help
+    StateError ├── Conflict                 another writer committed first; read again and retry ├── Locked the record
+    is locked by another holder │   └── LockTimeout          ... and the time to wait for it is over ├── Fenced the
+    lease was lost; nothing was written │   └── Interrupted          ... to another request, which took over the turn
+    ├── NotFound                 no such record, version or checkpoint ├── Deleted the record was deleted ├──
+    InvalidTransition        the event is not allowed in the record's phase ├── InvalidValue the value cannot be stored
+    as it is │   └── TooLarge             ... because of its size ├── CorruptState stored bytes cannot be read; they are
+    kept │   └── DecryptionFailed     ... wrong key, moved from another place, or not encrypted ├── SchemaMismatch
+    the record's schema version and this worker's do not fit ├── CommandFailed            a command of an agent failed
+    or was not started ├── AccessDenied             the store's policy does not allow it; no server was asked ├──
+    Unauthenticated          a request has no valid credentials ├── Unavailable              a server did not answer;
+    nothing is known to be lost │   ├── WarmUnavailable      Redis │   ├── ColdUnavailable SQL │ │   └──
+    UnknownOperation  ... cannot store an operation of a newer release │   ├── RecoveryInProgress Redis lost data, and
+    is being restored from other sources │   └── Backpressure         Redis holds the maximum of unarchived commits ├──
+    DurabilityUnknown        applied or possibly applied, but not confirmed, or not completely └── ConfigurationError
+    a setting, a server or a right is wrong; retrying does not help
         └── NotPermitted         ... Redis refuses our user, its password, or the command
 
-Law: the message says what was asked and what was found.
+Law: a message says what was requested and what was found.
 """
 
 from __future__ import annotations
@@ -42,8 +32,8 @@ class StateError(Exception):
 class Conflict(StateError):
     """The record differs from what the caller expected; it is at `version`. Nothing was written; read again and retry.
 
-    `found` holds the stored bytes of the fields that the write expected, None for an absent one; `preconditions` the
-    same for the fields that the caller named in `expect`, b"+" if only the existence was checked.
+    `found` maps each field whose value the write expected to its stored bytes, or None if it is absent. `preconditions`
+    does the same for the fields that the caller named in `expect`, with b"+" where only existence was checked.
 
     Remedy: read the record and decide again; `apply()` and `update()` do so by themselves.
     """
@@ -185,9 +175,9 @@ def _undecrypted(message: str, record: str, field: str, key: str) -> DecryptionF
 
 
 class CommandFailed(StateError):
-    """A command of an agent failed with the error that this is raised from, or was not started because the agent ends.
+    """A command of an agent failed (`__cause__` is its error), or was not started because the agent ends.
 
-    Remedy: look at the error that it was raised from.
+    Remedy: look at `__cause__`.
     """
 
 
@@ -255,9 +245,9 @@ class ColdUnavailable(Unavailable):
 class UnknownOperation(ColdUnavailable):
     """A newer release wrote an operation that this one cannot archive: `kind`, in the journal's entry at `offset`.
 
-    Nothing from there on was archived, and nothing is lost: a worker of that release continues.
+    That entry and later ones are not archived yet. Nothing is lost: a worker of that release continues.
 
-    Remedy: bring this worker to the newer release.
+    Remedy: upgrade this worker to the newer release.
     """
 
     def __init__(self, message: str, *, partition: int = 0, offset: int = 0, kind: bytes = b"") -> None:
@@ -275,7 +265,7 @@ def _unknown(message: str, partition: int, offset: int, kind: bytes) -> UnknownO
 
 
 class RecoveryInProgress(Unavailable):
-    """Redis lost data, and its restoration from other sources is not complete. Nothing was written; retry.
+    """Redis lost data, and restoring it from SQL and workers is not complete. Nothing was written; retry.
 
     Remedy: repeat the call after a moment.
     """
@@ -289,14 +279,14 @@ class Backpressure(Unavailable):
 
 
 class DurabilityUnknown(StateError):
-    """Applied as `version` (0: an event), but the requested durability was not confirmed.
+    """The write was applied as `version` (0 for an event), but its durability was not confirmed.
 
     Repeating the write applies it again, which is harmless only if it sets values. Instead,
     `record.version(durability=...)` waits for the applied write. A turn may be started again under its `request_id`.
 
-    With version 0, the reply of a write was lost, and whether it was applied could not be determined in time. It also
-    means, for a turn, that its session's part is applied and its change of the user's record is not. With a
-    `request_id`, starting the turn again under it returns the outcome and completes the rest.
+    Version 0 can also mean that the reply of a write was lost, and it could not be determined in time whether the write
+    was applied. For a turn it can mean that the change of the session is applied and the change of the user's record is
+    not. With a `request_id`, starting the turn again under it returns the outcome and completes the rest.
 
     Remedy: do not repeat increments or appends. Wait with `version(durability=...)`; start a turn again under its
     `request_id`.

@@ -1,8 +1,8 @@
-"""Messages in the formats of OpenAI, Anthropic and LangChain. Law: no call is sent without its result, no result alone.
+"""Messages in the formats of OpenAI, Anthropic and LangChain. Law: calls and results are sent in pairs.
 
 A Message keeps the field names of the OpenAI chat format. Timestamps, metadata and unknown fields are not sent. Every
-API refuses a whole conversation because of one result without a call, or one call without a result, so both are paired
-before they are converted.
+API refuses a whole conversation because of one result without a call, or one call without a result, so calls and
+results are paired before they are converted.
 
 A counter gives the number of tokens of a message: any callable that takes a Message and returns an int. Timestamps,
 metadata and unknown fields are not counted. A malformed call or result is not treated as one.
@@ -95,10 +95,10 @@ _WORD = re.compile(r"[A-Za-z]+|[0-9]+|[^A-Za-z0-9\s]|\n|[^\S\n]{2,}")
 def estimate(message: Message) -> int:
     """Estimate the tokens of a message, without any dependency.
 
-    ASCII text: a word is one token and one more for every six letters after the first (random letters, as in keys:
-    one for every two), digits go three to a token, every other character is one. Other characters count one token less
-    than their bytes in UTF-8, which is more than in most models. An image counts 1,600. It is an estimate, not a bound;
-    use a counter of your model's own where it must be exact.
+    In ASCII text a word counts one token, plus one for every six letters after the first (for every two in random
+    letters such as keys); three digits count one token; every other character counts one. A character that is not ASCII
+    counts one token less than its bytes in UTF-8, which is more than most models count. An image counts 1,600. The
+    estimate is not an upper bound; use a counter made for your model where the number must be exact.
     """
     return _count(message, _estimate_text)
 
@@ -123,8 +123,8 @@ def _estimate_word(word: str) -> int:
 def tiktoken_counter(model_or_encoding: Any) -> Counter:
     """Make a counter that counts text exactly, with tiktoken (extra `tokens`).
 
-    Takes the name of an OpenAI model or of an encoding, or a `tiktoken.Encoding`. tiktoken downloads an encoding at
-    its first use; without network access, point TIKTOKEN_CACHE_DIR to a copy. Roles, calls and images are counted as
+    Takes the name of an OpenAI model or of an encoding, or a `tiktoken.Encoding`. tiktoken downloads an encoding when
+    it is first used; without network access, point TIKTOKEN_CACHE_DIR to a copy. Roles, calls and images are counted as
     `estimate` counts them. Raises ConfigurationError if tiktoken or the encoding is missing.
     """
     encoding = _encoding(model_or_encoding) if isinstance(model_or_encoding, str) else model_or_encoding
@@ -151,7 +151,7 @@ def _encoding(name: str) -> Any:
         raise ConfigurationError(text) from error
     try:
         return tiktoken.get_encoding(encoding)
-    except Exception as error:  # its download, its cache and its parser raise many kinds
+    except Exception as error:  # tiktoken's download, cache and parser raise many kinds
         raise ConfigurationError(
             f"the tiktoken encoding {encoding} cannot be loaded: {error}; without a network, point "
             "TIKTOKEN_CACHE_DIR to a folder that has it, or give a tiktoken.Encoding"
@@ -174,7 +174,7 @@ def _count(message: Message, text_tokens: Callable[[str], int]) -> int:
 
 
 def _texts(message: Message) -> Iterator[str | None]:
-    """Every text of a message, and None for an image. One without a role is in a framework's format: all counts."""
+    """Every text of a message, and None for an image. If it has no role, it is a framework's, and all its text counts."""
     if message.role is None:
         yield json.dumps(message.to_dict(), ensure_ascii=False)
         return
@@ -194,7 +194,7 @@ def _parts(content: Any) -> Iterator[str | None]:
             yield part["text"]
         elif kind == "tool_result":
             yield from _parts(part.get("content"))
-        elif kind != "tool_use":  # that is counted as a call
+        elif kind != "tool_use":  # tool_use is counted as a call
             yield json.dumps(part, ensure_ascii=False)
 
 
@@ -204,7 +204,7 @@ NO_RESULT = "(no result was recorded for this call; it may or may not have had a
 
 @dataclass(slots=True)
 class _Step:
-    """A message, and its calls with their results as far as they are known."""
+    """A message, and its calls with the results found so far."""
 
     message: Message
     place: int
@@ -215,7 +215,7 @@ class _Step:
 def paired(
     messages: Iterable[Message | dict[str, Any]], orphans: Orphans, safe: Callable[[str], str] = str
 ) -> list[Message]:
-    """The messages with each call's result directly after it, in the order of the calls, and ids used once.
+    """The messages with the result of each call directly after the call, and every id used only once.
 
     Calls come out as `tool_calls` in the OpenAI shape and results as messages of the role tool, however they were
     stored. "repair" adds a result to a call without one, which says so, and drops a result without a call. `safe`
@@ -287,7 +287,7 @@ def plain(message: Message) -> list[Message]:
     old = given.get("function_call")
     parts = message.content if isinstance(message.content, list) else []
     if message.role == "function":
-        # It names its function instead of a call; only one call at a time was possible.
+        # A result in this format names the function, not the call; only one call at a time was possible.
         return [changed(message, role="tool", tool_call_id=f"function-{message.name}")]
     if message.role == "assistant" and isinstance(old, dict) and not message.tool_calls:
         call = {"id": f"function-{old.get('name')}", "type": "function", "function": old}
@@ -312,7 +312,7 @@ def _result(block: dict[str, Any]) -> Message:
 
 
 def text_of(content: Any) -> Any:
-    """Content as text if it is one part of text alone, None if it is an empty list, else as it is."""
+    """Content as text if it is a single part of text, None if it is an empty list, else unchanged."""
     if isinstance(content, list):
         if not content:
             return None
@@ -335,9 +335,9 @@ _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,(.*)", re.DOTALL)
 def to_openai(messages: Iterable[Message | dict[str, Any]], *, orphans: Orphans = "repair") -> list[dict[str, Any]]:
     """Convert messages for the OpenAI chat API.
 
-    By default orphans are repaired, because a conversation that was refused once would be refused in every later turn.
-    A call without a result gets one that says that the result is unknown, a result without a call is left out, a late
-    result is moved to its call. With `orphans="refuse"` the first two raise InvalidValue.
+    By default orphans are repaired, because an API that refused a conversation once would refuse it in every later
+    turn. A call without a result gets a result that says that the result is unknown. A result without a call is left
+    out. A late result is moved to its call. With `orphans="refuse"` the first two raise InvalidValue.
     """
     return [_to_openai(message) for message in paired(messages, orphans)]
 
@@ -388,7 +388,7 @@ def to_anthropic(
 ) -> tuple[str, list[dict[str, Any]]]:
     """Convert messages for the Anthropic API: the system prompt, and the messages in alternating roles.
 
-    All system messages become the prompt, wherever they stand: as user messages they would lose their weight. Messages
+    All system messages, at any position, become the prompt: as user messages they would lose their authority. Messages
     without text or other parts are left out. If the conversation starts with an assistant's message, a user's message
     is put before it. Orphans: as in `to_openai`.
     """
@@ -435,7 +435,7 @@ def _anthropic_blocks(message: Message) -> tuple[str, list[dict[str, Any]]]:
         return "user", [result]
     for call in calls(message):
         made.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call)})
-    assert message.role is not None  # `paired` refuses such a message
+    assert message.role is not None  # `paired` refuses a message without a role
     return message.role, made
 
 
@@ -446,7 +446,7 @@ def _anthropic_part(part: Any) -> list[dict[str, Any]]:
         text = {"type": "text", "text": text.get("refusal")}
         kind = "text"
     if kind == "text":
-        return [text] if str(text.get("text") or "").strip() else []  # empty ones are refused
+        return [text] if str(text.get("text") or "").strip() else []  # the API refuses empty text
     if kind == "image_url":
         url = text.get("image_url")
         url = str(url.get("url") if isinstance(url, dict) else url)
@@ -460,7 +460,7 @@ def _anthropic_part(part: Any) -> list[dict[str, Any]]:
 
 
 def _input(call: Call) -> dict[str, Any]:
-    """The arguments as an object. Models write broken JSON at times; that is passed on as text."""
+    """The arguments as an object. Models sometimes write broken JSON, which is passed on as text."""
     try:
         found = json.loads(call.arguments or "{}")
     except ValueError:
@@ -526,7 +526,7 @@ def _to_langchain(core: Any, message: Message) -> Any:
         return core.AIMessage(content=content, tool_calls=good, invalid_tool_calls=bad, **name)
     if message.role == "user":
         return core.HumanMessage(content=content, **name)
-    # As langchain-openai marks them.
+    # The marks that langchain-openai uses.
     extra = {"additional_kwargs": {"__openai_role__": "developer"}} if message.role == "developer" else {}
     return core.SystemMessage(content=content, **name, **extra)
 
@@ -555,7 +555,7 @@ def _from_langchain(core: Any, given: Any, place: str) -> Message:
     content = given.content
     if isinstance(content, list):
         parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
-        content = [part for part in parts if part.get("type") != "tool_use"]  # these are in tool_calls too
+        content = [part for part in parts if part.get("type") != "tool_use"]  # tool_calls has these calls too
     fields: dict[str, Any] = {"role": role, "content": content}
     if given.name:
         fields["name"] = given.name

@@ -1,8 +1,9 @@
-"""How to merge a field that two writers changed at once. Law: a merge loses neither side's change, or is not made.
+"""How to merge a field that two writers changed at once. Law: a merge keeps both changes, or raises Conflict.
 
-A policy takes the field as both read it, as the others left it, and as this writer wants it, and returns the value to
-store: `policy(base, theirs, mine)`. An absent field is None. A policy of your own takes the same three parameters; if
-it cannot decide, it raises Conflict, and the change runs again on the newest state.
+A policy is called as `policy(base, theirs, mine)` and returns the value to store: `base` is the value that both writers
+read, `theirs` the value now stored, `mine` the value that this writer wants. An absent field is None. A policy of your
+own takes the same three parameters; if it cannot decide, it raises Conflict, and the change runs again on the newest
+state.
 
 Design: section 4.
 """
@@ -77,7 +78,7 @@ def three_way(
     theirs: Mapping[bytes, bytes],
     policies: Mapping[str, Merge],
 ) -> dict[str, Any] | None:
-    """Fields whose operation in mine must be replaced, with their merged values; None if no merge can express it."""
+    """The merged values of the fields whose operation in `mine` must be replaced; None if they cannot be merged."""
     if theirs.get(PHASE) != base.get(PHASE):
         return None
     merged = {}

@@ -41,8 +41,8 @@ __all__ = [
 class Written:
     """The outcome of a `write` or a turn: the new version, results of increments, the number of its first message.
 
-    That number is None if no message was added, or if only SQL still knows it, because the commit's reply was lost and
-    requested again much later.
+    That number is None if no message was added, or if the reply of the commit was lost and the request was repeated so
+    late that only SQL still has the commit.
     """
 
     version: int
@@ -105,7 +105,7 @@ class ChangeOutline:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """A fork of another record, made at its `version`; None if that is no longer known."""
+    """The record that a fork was made from, and its `version` at that time, None if it is no longer known."""
 
     id: str
     version: int | None
@@ -127,7 +127,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Acknowledged commits that their record does not continue, because their server was replaced.
+    """Acknowledged commits that are not part of their record's history, because their Redis server was replaced.
 
     The branch starts after version `base` of the record `record_id`, of the kind `scope`, and has `commits` versions of
     its own up to `version`, written under `epoch`. `missing` lists the ranges of versions (first and last) between them
@@ -168,7 +168,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """How long a session lives: `idle` seconds without a commit, and at most until `until`; None means no limit.
+    """When a session expires: after `idle` seconds without a commit, and at `until` at the latest; None means no limit.
 
     `ends` is when it ends if nothing else is written. Times are in seconds since 1970 by the server's clock.
     """
@@ -180,7 +180,7 @@ class Lifetime:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A client that waits for a lease: on which replica, and `since` when, in seconds since 1970."""
+    """A client that waits for a lease: its replica, and since when it has waited, in seconds since 1970."""
 
     replica: str
     since: float
@@ -191,7 +191,7 @@ class HeldLease:
     """A current lease on the record `record_id` of the kind `scope`.
 
     `kind` is its purpose: a "turn", a "lock", an "advisory" lock, or a "client" of the service. `replica` has held it
-    since `since`. It ends at `ends` unless it is renewed, which happens while its holder lives. Times are in seconds
+    since `since`. It ends at `ends` unless it is renewed; its holder renews it as long as it runs. Times are in seconds
     since 1970 by the server's clock. `token` is its fencing token, unique among the leases of the record. `waiting`
     counts the waiters, `waiters` has the first twenty of them in order. `cursor` continues `store.admin.leases` after
     this lease.
@@ -235,7 +235,7 @@ class Event:
     `subject` is the text of the record concerned (`session:` and the escaped id), or the subject given to `emit`;
     `time` is in seconds since 1970 by the server's clock; `source` is the replica that wrote it. `sequence` counts the
     events of a `partition` without a gap, within an `epoch`. `version` is the record's version after the change, and 0
-    for an event that was written alone. `id` stays the same when an event is delivered again.
+    for an event that was written without a commit. `id` stays the same when an event is delivered again.
     """
 
     id: str
@@ -258,7 +258,7 @@ class Event:
 
     @property
     def cursor(self) -> str:
-        """Where `audit` goes on after this event."""
+        """The position from which `audit` continues after this event."""
         return f"{round(self.time * 1000)}.{self.partition}.{self.epoch}.{self.sequence}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -287,11 +287,12 @@ class Replica:
     """A process that has this namespace's store open, as it reports itself.
 
     `started` is in seconds since 1970 by its own clock, `seen` the age of this report in seconds by the server's.
-    `load` is its machine's load average (of one minute). `positions` report its progress: `archived` commits, how many
+    `load` is its machine's load average over one minute. `positions` report its progress: `archived` commits, how many
     partitions it `archives`, and the position of its slowest consumer of `events`, summed over the partitions. `stats`
-    are some of `store.admin.stats()`, `status` was set with `store.announce`. `archiving` says why its archiver makes
-    no progress, for example because SQL's disk is full; "" if it does, or has nothing to do. `diverged` gives, for the
-    first ten partitions that cannot be archived because their journals do not continue SQL's history, the reason.
+    is a part of `store.admin.stats()`, `status` is the text that it set with `store.announce`. `archiving` says why its
+    archiver makes no progress, for example because SQL's disk is full; "" if it does, or has nothing to do. `diverged`
+    gives, for the first ten partitions that cannot be archived because their journals do not continue SQL's history,
+    the reason.
     """
 
     id: str
@@ -309,7 +310,7 @@ class Replica:
 
     @property
     def role(self) -> str:
-        """Its role in the fleet: `service`, `archiver`, `agents`, or `worker` for anything else that uses a store.
+        """Its role in the fleet: `service`, `archiver`, `agents`, or `worker` for any other process that uses a store.
 
         A process that also archives is a `worker + archiver`. A `role` that it announced replaces the first word.
         """
@@ -329,10 +330,10 @@ class Upcast:
 
 @dataclass(frozen=True, slots=True)
 class Reencrypted:
-    """The numbers of records examined, values reencrypted in SQL, records in Redis, records unreadable.
+    """The counts of a `reencrypt`: records examined, values reencrypted in SQL, records in Redis, records unreadable.
 
-    The data of an event is a value, an event that Redis keeps counts as a record there; the subject of events that
-    cannot be read counts as one record.
+    The data of an event counts as a value. An event that Redis keeps counts as a record in Redis. All unreadable events
+    of one subject count as one unreadable record.
     """
 
     records: int = 0
@@ -355,13 +356,14 @@ class LostMessages:
 class Repaired:
     """The counts of a repair, or of a dry run.
 
-    `partitions` were examined, `behind` are those where SQL was older. `commits` and `events` were archived one by one,
-    `records` whole, at their present version, without earlier versions. `aside` are commits in the quarantine: their
-    predecessors are missing, and a record that was copied whole includes their changes. `branched` are commits that
-    continue nothing that SQL or Redis has: each is in a branch of its record. `deleted` are (scope, id) of records
-    of which Redis only has the deletion or erasure: they are deleted again, and their erasure is requested again.
-    `lost` are messages that neither has; records in `lost_items` may have lost some items, as Redis keeps only the
-    newest. SQL refused some data of the records in `refused`: that is in the quarantine, and not counted.
+    `partitions` were examined; in the partitions `behind`, SQL was older than Redis. `commits` and `events` were
+    archived one by one; `records` were copied whole at their present version, without earlier versions. `aside` counts
+    commits put in the quarantine because their predecessors are missing; a record that was copied whole includes their
+    changes. `branched` counts commits that do not continue a version in SQL or Redis: each is in a branch of its
+    record. `deleted` has (scope, id) of the records of which Redis has only the deletion or erasure: they are deleted
+    again, and their erasure is requested again. `lost` has the messages that neither Redis nor SQL has. Records in
+    `lost_items` may have lost items, because Redis keeps only the newest. SQL refused some data of the records in
+    `refused`: that data is in the quarantine, and not counted.
     """
 
     partitions: int = 0
@@ -394,7 +396,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """How complete an index is: it lacks changes of `behind` of the namespace's `records`."""
+    """How complete a search index is: of the namespace's `records`, `behind` have changes that are not indexed yet."""
 
     records: int
     behind: int

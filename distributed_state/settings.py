@@ -23,7 +23,7 @@ LEVELS = r"memory|replicated(:[1-9]\d{0,2})?|fsynced|archived"
 
 
 class Settings(BaseSettings):
-    """From keyword arguments, else from DISTRIBUTED_STATE_* environment variables. Times in seconds, sizes in bytes."""
+    """A store's settings, from keyword arguments or DISTRIBUTED_STATE_* variables. Times in seconds, sizes in bytes."""
 
     model_config = SettingsConfigDict(
         env_prefix="DISTRIBUTED_STATE_", extra="forbid", frozen=True, hide_input_in_errors=True
@@ -99,7 +99,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def of(cls, **given: Any) -> Settings:
-        """Check what the caller gave. Raises ConfigurationError naming the setting."""
+        """Check the given settings. Raises ConfigurationError, which names the wrong one."""
         try:
             return cls(**{name: value for name, value in given.items() if value is not None})
         except ValidationError as error:
@@ -130,7 +130,7 @@ def refuse_unescaped(url: str, name: str) -> None:
 
 
 def require_host(host: str, name: str) -> None:
-    """Raise ConfigurationError for a host name that cannot be resolved; it is not repeated, as it may be a secret."""
+    """Raise ConfigurationError for a host name that cannot be resolved; the message omits it, as it may be a secret."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -172,20 +172,20 @@ def without_password(url: str) -> str:
     return f"{scheme}://{'...@' if '@' in place else ''}{place.rpartition('@')[2]}{'?...' if question else ''}"
 
 
-# Files with users' data. A file created here is readable by its owner alone; an existing file is left as it is. The
-# mode is set at creation, never changed afterwards, so there is no moment in which others could open the file.
+# Files with users' data. A file created here is readable only by its owner; an existing file is left as it is. The mode
+# is set at creation, never changed afterwards, so there is no moment in which others could open the file.
 _OWNERS_ALONE = 0o600
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file for `open(path, "w", opener=private_opener)`: a new one is readable by its owner alone."""
+    """Open a file for `open(path, "w", opener=private_opener)`: a new one is readable only by its owner."""
     return os.open(path, flags, _OWNERS_ALONE)
 
 
 def create_private(path: str) -> None:
     """Create an empty file unless one exists. An error is left to the code that opens the file."""
-    # An existing file is never opened: closing it would release this process's locks on it, SQLite's too.
+    # An existing file is never opened: closing it would release every lock that this process has on it, SQLite's too.
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
     with suppress(OSError):
-        # The target of a link: O_EXCL refuses the link itself, and SQLite would create its target.
+        # A symbolic link is resolved: O_EXCL refuses a link, and SQLite would create the file that the link names.
         os.close(os.open(os.path.realpath(path), flags, _OWNERS_ALONE))
