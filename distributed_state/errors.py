@@ -1,20 +1,30 @@
 """Every error that this package raises on purpose, as one tree.
 
-    StateError ├── Conflict                 another writer committed first; read again and retry ├── Locked the record
-    is locked by another holder │   └── LockTimeout          ... and the time to wait for it is over ├── Fenced the
-    lease was lost; nothing was written │   └── Interrupted          ... to another request, which took over the turn
-    ├── NotFound                 no such record, version or checkpoint ├── Deleted the record was deleted ├──
-    InvalidTransition        the event is not allowed in the record's phase ├── InvalidValue the value cannot be stored
-    as it is │   └── TooLarge             ... because of its size ├── CorruptState stored bytes cannot be read; they are
-    kept │   └── DecryptionFailed     ... wrong key, moved from another place, or not encrypted ├── SchemaMismatch
-    the record's schema version and this worker's do not fit ├── CommandFailed            a command of an agent failed
-    or was not started ├── AccessDenied             the store's policy does not allow it; no server was asked ├──
-    Unauthenticated          a request has no valid credentials ├── Unavailable              a server did not answer;
-    nothing is known to be lost │   ├── WarmUnavailable      Redis │   ├── ColdUnavailable SQL │ │   └──
-    UnknownOperation  ... cannot store an operation of a newer release │   ├── RecoveryInProgress Redis lost data, and
-    is being restored from other sources │   └── Backpressure         Redis holds the maximum of unarchived commits ├──
-    DurabilityUnknown        applied or possibly applied, but not confirmed, or not completely └── ConfigurationError
-    a setting, a server or a right is wrong; retrying does not help
+    StateError
+    ├── Conflict                 another writer committed first; read again and retry
+    ├── Locked                   the record is locked by another holder
+    │   └── LockTimeout          ... and the time to wait for it is over
+    ├── Fenced                   the lease was lost; nothing was written
+    │   └── Interrupted          ... to another request, which took over the turn
+    ├── NotFound                 no such record, version or checkpoint
+    ├── Deleted                  the record was deleted
+    ├── InvalidTransition        the event is not allowed in the record's phase
+    ├── InvalidValue             the value cannot be stored as it is
+    │   └── TooLarge             ... because of its size
+    ├── CorruptState             stored bytes cannot be read; they are kept
+    │   └── DecryptionFailed     ... wrong key, moved from another place, or not encrypted
+    ├── SchemaMismatch           the record's schema version and this worker's do not fit
+    ├── CommandFailed            a command of an agent failed or was not started
+    ├── AccessDenied             the store's policy does not allow it; no server was asked
+    ├── Unauthenticated          a request has no valid credentials
+    ├── Unavailable              a server did not answer; nothing is known to be lost
+    │   ├── WarmUnavailable      Redis
+    │   ├── ColdUnavailable      SQL
+    │   │   └── UnknownOperation  ... cannot store an operation of a newer release
+    │   ├── RecoveryInProgress   Redis lost data, and is being restored
+    │   └── Backpressure         Redis holds the maximum of unarchived commits
+    ├── DurabilityUnknown        applied or possibly applied, but not confirmed, or not completely
+    └── ConfigurationError       a setting, a server or a right is wrong; retrying does not help
         └── NotPermitted         ... Redis refuses our user, its password, or the command
 
 Law: a message says what was requested and what was found.

@@ -174,7 +174,7 @@ def _count(message: Message, text_tokens: Callable[[str], int]) -> int:
 
 
 def _texts(message: Message) -> Iterator[str | None]:
-    """Every text of a message, and None for an image. If it has no role, it is a framework's, and all its text counts."""
+    """Every text of a message, and None for an image. A message without a role is a framework's; all text counts."""
     if message.role is None:
         yield json.dumps(message.to_dict(), ensure_ascii=False)
         return

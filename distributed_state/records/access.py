@@ -1,4 +1,4 @@
-"""Asks the store's access policy. Law: it is asked before any server is, and every answer but True denies.
+"""Asks the store's access policy. Law: it is asked before any server, and any answer other than True denies.
 
 Design: section 17.
 """
@@ -37,13 +37,13 @@ class Request:
     """An action that needs permission.
 
     `actor` and `user` are those of the handle: `store.session(id, user=..., actor=...)`. `field` is a field's name,
-    "#messages", "#items", "#phase", "#tags", "#version" (how old the record is, whether it exists, its checkpoints), or
-    None for the record as a whole: a policy that guards a field must guard None too. Reading a whole record asks for
-    None first and then for everything in it; listing or counting the names of its fields is reading it whole, forking
-    it too. A turn takes the lock, and a repeated request gets the turn's outcome. `id` is None where many records are
-    meant: a listing and `stats` are read, `announce` is write; archive, doctor, purge and the like are admin. `prefix`
-    is the prefix of a listing's ids, if one was given. `import_` is admin of the record, with the future owner as
-    `user`. A test holds the whole table, a row for each public method.
+    "#messages", "#items", "#phase", "#tags", "#version" (the record's version, whether it exists, its checkpoints), or
+    None for the record as a whole: a policy that guards a field must guard None too. A read of a whole record asks for
+    None first and then for everything in it; so do listing or counting the names of its fields, and forking it. A turn
+    asks for "lock", and a repeated request asks to read the turn's outcome. `id` is None for an action on many records:
+    a listing and `stats` ask for "read", `announce` for "write", and archive, doctor, purge and similar actions for
+    "admin". `prefix` is the prefix of a listing's ids, if one was given. `import_` asks for "admin" of the record, with
+    the future owner as `user`. A test holds the whole table, a row for each public method.
     """
 
     actor: str
@@ -60,7 +60,7 @@ Policy = Callable[[Request], bool]
 
 
 class Guard:
-    """The policy, as a store's records ask it."""
+    """Asks the policy for a store's records."""
 
     def __init__(self, policy: Policy) -> None:
         if not callable(policy) or inspect.iscoroutinefunction(policy):
@@ -110,7 +110,7 @@ def written(operations: Iterable[tuple[bytes, bytes, bytes]]) -> dict[tuple[Acti
     wanted: dict[tuple[Action, str | None], None] = {}
     for kind, name, _ in operations:
         if name[:2] == REQUEST or name in (TIMED, INITIALIZED):
-            continue  # a turn's own notes, and names that belong to fields already asked for
+            continue  # internal fields of a turn, or parts of a field that was asked for already
         field: str | None = None
         if kind == b"l":
             field = VERSION

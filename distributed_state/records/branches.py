@@ -1,4 +1,4 @@
-"""A record's branches: acknowledged commits that it does not continue. Law: they are read, or dropped.
+"""A record's branches: acknowledged commits outside its history. Law: a branch is read or dropped, never changed.
 
 Design: section 14.
 """
@@ -34,7 +34,7 @@ async def drop(context: RecordContext, branch: str) -> int:
 
 
 async def page(tiers: Tiers, after: str, limit: int) -> list[Branch]:
-    """The branches of the next records that have branches."""
+    """A page of branches: those of the next records that have any."""
     return [shown(each) for each in await tiers.port.sql(tiers.cold.branches.page, after, limit)]
 
 
@@ -46,7 +46,7 @@ def checked(branch: str) -> str:
 
 
 def shown(found: Branched) -> Branch:
-    """A branch as users see it."""
+    """A branch in its public form."""
     ref = Ref.parse(found.record)
     return Branch(
         id=found.id,
@@ -72,7 +72,7 @@ async def entries(tiers: Tiers, names: RecordKeys, branch: str) -> list[JournalE
 
 
 async def items_of(tiers: Tiers, names: RecordKeys, branch: str, found: BranchState) -> tuple[int, dict[bytes, bytes]]:
-    """The items of a state on a branch: the version whose record's items it inherits, 0: none, and the branch's own.
+    """The items of a state on a branch: the version of the record whose items it inherits (0: none), and its own items.
 
     The own items are by collection, NUL and key; a deleted item has an empty frame.
     """
@@ -83,7 +83,7 @@ async def items_of(tiers: Tiers, names: RecordKeys, branch: str, found: BranchSt
             break
         for kind, name, value in unpack(entry.data):
             if name == ITEMS and (below := value.partition(b" ")[2]):
-                # It was rolled back to an earlier version, on the branch or below it.
+                # The state was rolled back to an earlier version, on the branch or before it.
                 shown = past.get(int(below), (int(below), {}))
             elif kind in (b"p", b"q"):
                 shown = (shown[0], {**shown[1], name: value})
@@ -92,7 +92,7 @@ async def items_of(tiers: Tiers, names: RecordKeys, branch: str, found: BranchSt
 
 
 async def state_at(tiers: Tiers, names: RecordKeys, branch: str, version: int | None) -> BranchState:
-    """A state on a branch. Raises NotFound if the version does not exist, or too little is left to build it."""
+    """A state on a branch. Raises NotFound if the version does not exist, or too few commits are left for it."""
     if version is not None and (type(version) is not int or version < 1):
         raise InvalidValue(f"a version is an int from 1 on, not {version!r:.80}")
     return await tiers.port.sql(tiers.cold.branches.state_at, names.ref.text, checked(branch), version)
@@ -100,9 +100,9 @@ async def state_at(tiers: Tiers, names: RecordKeys, branch: str, version: int | 
 
 @dataclass(frozen=True, slots=True)
 class BranchMessages:
-    """The messages that a state on a branch shows: `shared` are runs that its record has, `own` are the branch's.
+    """The messages that a state on a branch shows: `shared` are runs of the record, `own` are the branch's messages.
 
-    `following` is the number after all of them.
+    `following` is the number after the last of them.
     """
 
     shared: list[Segment]
@@ -115,7 +115,7 @@ class BranchMessages:
         return [*self.shared, *(Segment(record, number, number + 1) for number in self.own)]
 
     def copied(self, form: Codec, to: Codec) -> list[Operation]:
-        """Operations that append the branch's own to another record, under their numbers and with their times."""
+        """Operations that append the branch's own messages to another record, with the same numbers and times."""
         operations = []
         for number in self.own:
             time, text = field_ttl.split(self.stored[number])
@@ -140,7 +140,7 @@ def messages_of(record: str, found: BranchState) -> BranchMessages:
 
 
 def entry(tiers: Tiers, names: RecordKeys, found: BranchState) -> CachedRecord:
-    """A state on a branch as a record that was read, with the messages that are the branch's own."""
+    """A state on a branch in the form of a read record, with the branch's own messages."""
     state = found.state
     # Numbers from `first_message` on belong to the branch: the record may have reused them for other messages.
     codec = tiers.codec_of(names.ref.text)

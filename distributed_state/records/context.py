@@ -2,8 +2,8 @@
 
 Users hold a handle, which has the record's methods and nothing else. Its context serves a turn, a window, a transaction
 or a batch: it has the record's keys and the actor, reads the record, and begins a change (`changes`), signs it (`sign`:
-the policy allows it) and commits it (`commit`). A record with a schema has a subclass of this: see `typed`. All records
-of a store share one `StoreContext`.
+the policy allows it) and commits it (`commit`). A record with a schema has a subclass of `RecordContext`: see `typed`.
+All records of a store share one `StoreContext`.
 
 Design: sections 4, 6.
 """
@@ -37,7 +37,7 @@ RECORDS = 10_000
 
 
 class Ephemeral:
-    """A dict for each of the records used last."""
+    """A dict for each of the most recently used records."""
 
     def __init__(self) -> None:
         self._mutex = Mutex()
@@ -58,7 +58,7 @@ class Ephemeral:
             self._values.pop(text, None)
 
     def forget(self) -> None:
-        """Start empty in a forked child: the dicts belong to the parent."""
+        """Start empty in a child process after os.fork: the dicts belong to the parent."""
         self._mutex = Mutex()  # the old one may be held by a thread that exists only in the parent
         for values in self._values.values():
             values.clear()
@@ -67,10 +67,10 @@ class Ephemeral:
 
 @dataclass(slots=True, kw_only=True)
 class StoreContext:
-    """The part of a store that its records need.
+    """The parts of a store that its records use.
 
-    `tiers()` are those of the process. `blocking_of` turns a session or turn into its counterpart in the blocking API.
-    `deleting` is awaited before this replica deletes a record.
+    `tiers()` returns the tiers of the process. `blocking_of` turns a session or turn into its counterpart in the
+    blocking API. `deleting` is awaited before this replica deletes a record.
     """
 
     settings: Settings
@@ -85,7 +85,7 @@ class StoreContext:
     clean_messages: CleanMessage | None = None
 
     def dressed(self, core: Any) -> Any:
-        """The object that user code gets for a session or turn of ours: one of its caller's API."""
+        """The object that user code gets for a session or turn: asyncio or blocking, like the caller's API."""
         return core if self.tiers().port.suspends else self.blocking_of(core)
 
     def allow(
@@ -104,7 +104,7 @@ class StoreContext:
 
 
 Note = Callable[[CachedRecord, Changes], None]
-"""Adds to one of the store's own changes, which is then made only at the version of that entry."""
+"""Adds operations to a change by the store itself; the change then applies only at the version of that entry."""
 
 
 class RecordContext:
@@ -166,12 +166,12 @@ class RecordContext:
     # Reading
 
     def shortcut(self) -> Callable[[str], Any]:
-        """How the blocking API may read hot directly: not at all where a policy has to be asked first."""
+        """The direct read of hot for the blocking API; None where a policy has to be asked first."""
         return self.peek if self.store.guard is None else lambda key: MISSING
 
     def peek(self, key: str) -> Any:
-        """The field if hot knows it, else MISSING. No I/O."""
-        hot = self.store.tiers().hot  # not by the property: every hot read passes here
+        """The field if hot has it, else MISSING. No I/O."""
+        hot = self.store.tiers().hot  # not through the property: this runs in every hot read
         entry = hot.entries.get(self.text)
         if entry is None or hot.clock() >= entry.freshness.good_until:
             return MISSING
@@ -180,7 +180,7 @@ class RecordContext:
         try:
             value = entry.values.get(key, MISSING)
         except TypeError:
-            value = MISSING  # not even hashable: refused below
+            value = MISSING  # not hashable: refused below
         if value is MISSING and not entry.deleted and entry.expires == field_ttl.NEVER:
             try:
                 return entry.value(key, MISSING)
@@ -194,11 +194,11 @@ class RecordContext:
         return await read_path.read(self.tiers, self.keys, fresh=fresh)
 
     def must_ask(self, fresh: bool, max_staleness: float | None) -> bool:
-        """Whether a read must ask the server, whatever hot holds."""
+        """Whether a read must ask the server even if hot has the record."""
         return fresh if max_staleness is None else not self.tiers.within(self.text, max_staleness) or fresh
 
     def value(self, entry: CachedRecord, key: str, default: Any) -> Any:
-        """One field of the record as it was read."""
+        """One field of a record that was read."""
         try:
             return entry.value(key, default)
         except CorruptState as error:
@@ -207,7 +207,7 @@ class RecordContext:
             return self.unreadable(error, key, default)
 
     def fields(self, entry: CachedRecord) -> dict[str, Any]:
-        """All fields of the record as it was read, if the policy allows each."""
+        """All fields of a record that was read, if the policy allows each."""
         fields = {} if entry.deleted else entry.all() if self.unreadable is None else self._each(entry)
         self.allow("read", *fields)
         return fields
@@ -231,12 +231,12 @@ class RecordContext:
         if self.store.guard is not None:
             self.allow_operations(draft)
         if self.unused:
-            self.unused = False  # for one write only: after it the record exists
+            self.unused = False  # for one write only: after that the record exists
             return draft._replace(creation="*")
         return draft
 
     def durable(self, durability: str | None) -> AbstractContextManager[None]:
-        """Set the durability of commits inside the `with`; None: leave the setting around it."""
+        """Set the durability of commits inside the `with`; None: keep the surrounding setting."""
         if durability is None:
             return nullcontext()
         return ambient.durable(self.store.settings, level_of(durability))
@@ -250,7 +250,7 @@ class RecordContext:
         return write_path.commit_and_sweep(self.tiers, self.keys, draft)
 
     def batched(self, draft: Draft) -> Draft:
-        """The draft to send in a batch. If that differs from `draft` and meets a Conflict, `send` applies `draft`."""
+        """The draft to send in a batch. If another draft is returned and refused, `send` applies `draft`."""
         return draft
 
     def expected_value(self, key: str, value: Any) -> Any:
@@ -287,11 +287,11 @@ class RecordContext:
     # Turns
 
     async def turn_begins(self, entry: CachedRecord) -> CachedRecord:
-        """The entry that a turn shows, after it took the lease and read `entry`."""
+        """The entry that a turn shows once it has taken the lease and read `entry`."""
         return entry
 
     def turn_ends(self, draft: Draft, entry: CachedRecord) -> Draft:
-        """The draft that ends a turn, which began with `entry` and has held the lease since."""
+        """The draft that ends a turn. The turn began with `entry` and has held the lease since."""
         return draft
 
 

@@ -1,7 +1,7 @@
 """A record's past: its changes, its versions, its checkpoints. Law: it is read from SQL and never rewritten.
 
-For pages that show it to people there is also an outline of each change, without contents, and an overview of a
-version, which leaves out values that are too large.
+Pages that show the past to people use an outline of each change, without contents, and an overview of a version, which
+leaves out values that are too large.
 
 Design: sections 9, 11, 28.
 """
@@ -34,7 +34,7 @@ from distributed_state.values.model import PHASE, RESTORED, TAG, TIMES, Message,
 from distributed_state.values.search import split_tag, tags_in
 
 _TOGETHER = 200  # changes that are read at once where their bytes are limited
-_PAGE = 2**18  # bytes of them; a larger change is a page of its own
+_PAGE = 2**18  # bytes of changes in a page; a larger change is a page of its own
 _ALL = messages.Page(after=0)
 
 
@@ -211,7 +211,7 @@ async def state_at(tiers: Tiers, names: RecordKeys, version: int | None) -> Stat
 
 
 async def checkpoints(context: RecordContext, page: messages.Page) -> list[Checkpoint]:
-    """The named versions, a page of them."""
+    """A page of the named versions."""
     context.allow("read", VERSION)
     return await named(context.tiers, context.keys, page)
 
@@ -233,8 +233,8 @@ _FEWER = (10, 3, 1)  # messages to try next when more are too large
 class Overview:
     """A record at a version, as far as it fits: `entry` has the fields that fit, `left_out` the sizes of the others.
 
-    `newest` is the record's present version. `shown` are the last of the requested messages; `earlier`: there are
-    more before them. If the last of them alone is too large, `too_large` is its number.
+    `newest` is the record's present version. `shown` are the last of the requested messages; `earlier`: there are more
+    before them. If even the last message is too large, `too_large` is its number.
     """
 
     entry: CachedRecord
@@ -248,7 +248,7 @@ class Overview:
 async def overview(
     context: RecordContext, version: int | None, page: messages.Page, *, fields: int, said: int
 ) -> Overview:
-    """The record at a version, None: at present, with at most this many bytes of fields and of messages.
+    """The record at a version (None: at present), with at most this many bytes of fields and of messages.
 
     The shortest fields come first. Raises NotFound if the version does not exist.
     """
@@ -289,7 +289,7 @@ async def fields_at(context: RecordContext, version: int) -> CachedRecord:
 
 
 def _fitting(fields: dict[bytes, bytes], most: int) -> tuple[dict[bytes, bytes], dict[str, int]]:
-    """The fields that fit into this many bytes, the shortest first, with our own; the sizes of the others."""
+    """The fields that fit into this many bytes, the shortest first, and all internal ones; the sizes of the others."""
     kept, left = {}, {}
     for name, value in sorted(fields.items(), key=lambda field: len(field[1])):
         if name[:1] == b"#":
@@ -304,9 +304,9 @@ def _fitting(fields: dict[bytes, bytes], most: int) -> tuple[dict[bytes, bytes],
 
 
 async def timeline(context: RecordContext, before: int | None, limit: int, *, most: int) -> list[ChangeOutline]:
-    """The changes below a version, None: the last ones, the newest first.
+    """The changes before a version (None: the last ones), newest first.
 
-    Returns fewer than `limit` where more than `most` bytes would have to be read, but at least one if there is one.
+    Returns fewer than `limit` if they have more than `most` bytes, but at least one if there is one.
     """
     context.allow("read", None)
     read = partial(_outlines_of, context.tiers.cold, context.text, before, limit, most)

@@ -1,6 +1,6 @@
 """The items of a record: many keyed values beside its fields. Law: a method is one read or one commit.
 
-They are neither in snapshots of the record nor in hot, so ten thousand items do not slow down reads of the record.
+Items are not part of the record's snapshots and are not cached in hot, so they do not slow down reads of the record.
 
 Design: section 9.
 """
@@ -48,7 +48,7 @@ class AsyncItems:
         print([item.key for item in page.items])
 
     A key is text of at most 1,024 bytes, a value any JSON value, or `bytes`. Keys are in the order of their bytes. The
-    newest items are in Redis, all are in SQL; `get_all` reads none of them. Each change is a commit of the record: it
+    newest items are in Redis, all are in SQL; `get_all` does not read items. Each change is a commit of the record: it
     has a version and is in the history; rollback and fork include items, by reference. With `version` a read returns
     the items as they were at that version of the record.
     """
@@ -113,8 +113,8 @@ class AsyncItems:
                 page = await notes.list(limit=100, after=page.next)
 
         Returns items whose key begins with `prefix` and lies between `after` and `before` (exclusive), the smallest
-        first, or with `reverse` the greatest: then go on with `before=page.next`. Raises ColdUnavailable rather than
-        omitting items that only SQL has.
+        first, or with `reverse` the greatest first: then continue with `before=page.next`. Raises ColdUnavailable
+        rather than omitting items that only SQL has.
         """
         if type(limit) is not int or not 1 <= limit <= MOST_ITEMS:
             raise InvalidValue(f"limit is an int from 1 to {MOST_ITEMS}, not {limit!r:.80}")
@@ -149,10 +149,10 @@ class AsyncItems:
     ) -> int:
         """Put an item and return the record's new version. One round trip.
 
-        With `if_absent` or `if_present`, raises Conflict and writes nothing if the item exists, or does not exist.
+        With `if_absent` (or `if_present`), raises Conflict and writes nothing if the item exists (or does not exist).
         `equals` is the expected value, or the result of `find`: an `Item` that must be unchanged, or None if the item
-        must still be absent; a result of `find` needs no further read. A condition on an item that only SQL has costs
-        a read of SQL and one extra round trip.
+        must still be absent; with a result of `find` no further read is needed. A condition on an item that only SQL
+        has costs a read of SQL and one extra round trip.
         """
         item = PutItem(
             collection=self._collection, key=key, value=value, if_absent=if_absent, if_present=if_present, equals=equals
@@ -171,7 +171,7 @@ class AsyncItems:
         return await self._change(items, "put", durability)
 
     async def put_missing(self, values: Mapping[str, Any], *, durability: str | None = None) -> frozenset[str]:
-        """Put those of the items that do not exist, in one commit, and return their keys. The others stay as they are.
+        """Put only the items that do not exist yet, in one commit, and return their keys. Existing items do not change.
 
         Example::
 
@@ -191,7 +191,7 @@ class AsyncItems:
     ) -> int:
         """Delete items in one commit and return the record's new version. A missing item is not an error.
 
-        With `if_present`, raises Conflict and writes nothing if any does not exist; `equals` as in `put`.
+        With `if_present`, raises Conflict and writes nothing if one of them does not exist; `equals` is as in `put`.
         """
         where = self._collection
         items = [DeleteItem(collection=where, key=key, if_present=if_present, equals=equals) for key in keys]
@@ -248,7 +248,7 @@ def _text(key: bytes) -> str:
 
 
 async def add(context: RecordContext, changes: Changes, items: Iterable[PutItem | DeleteItem]) -> None:
-    """Add items to a change. An item expected by value is read first, and must then be unchanged at the commit."""
+    """Add items to a change. An item with an expected value is read first, and must be unchanged at the commit."""
     items = list(items)
     for item in items:
         if not isinstance(item, PutItem | DeleteItem):

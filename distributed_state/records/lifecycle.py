@@ -2,9 +2,9 @@
 
 Law: a deleted record leaves a tombstone, which a later commit may revive; an erased one also loses its history.
 
-If many replicas create a record or set its defaults, one of them succeeds, and existing values are not overwritten. An
-erasure is first noted in SQL, so that any worker can finish an interrupted one. A fork notes itself in Redis before it
-reads its source, and an erasure waits for it: otherwise the fork would bring the erased text back.
+If many replicas create a record or set its defaults at once, one of them succeeds; existing values are kept. An erasure
+is first noted in SQL, so that any worker can finish an interrupted one. A fork is noted in Redis before its source is
+read, and an erasure waits for it: otherwise the fork would bring the erased text back.
 
 Design: sections 4, 15.
 """
@@ -45,12 +45,12 @@ def creation(context: RecordContext, changes: Changes, is_clear: bool) -> Draft:
     if is_clear:
         changes.emit("conversation.created", {"is_clear": True})
     changes.undelete()
-    changes.reserved(OWNER, context.owner.encode() or None)  # not its owner before the deletion
+    changes.reserved(OWNER, context.owner.encode() or None)  # the owner that it had before a deletion no longer counts
     return changes.draft("create", deleted="create")
 
 
 async def initialize(context: RecordContext, defaults: Defaults, whose: str = "1") -> bool:
-    """Set the missing fields, once for each `whose`, the owner of the defaults; True if this call did it."""
+    """Set the missing fields, once for each `whose` (the owner of the defaults); True if this call set them."""
     mark = escape(whose).encode()
     values: Mapping[str, Any] | None = None
     entry = await context.read()
@@ -100,9 +100,10 @@ async def delete(
     *,
     check: Callable[[int, bool], None] | None = None,
 ) -> int:
-    """Delete a live record; the version of its tombstone. `hooks` are awaited if it was not deleted yet.
+    """Delete a live record and return its tombstone's version. `hooks` are awaited if it was not deleted yet.
 
-    `check` refuses a version, or a deleted record; the deletion then applies only at the version that it accepted.
+    `check` raises if the record has a wrong version or is deleted; the deletion applies only at the version it
+    accepted.
     """
     entry = await read_path.read(tiers, names, fresh=True)
     if entry.version == 0:
@@ -148,7 +149,7 @@ async def erase(
 ) -> bool:
     """Erase one record; False if nothing of it existed. `hooks` are awaited if it is not deleted yet.
 
-    `actor` is that of the handle, escaped: the tombstone names it, whichever replica finishes the erasure.
+    `actor` is that of the handle, escaped: the tombstone names it even if another replica finishes the erasure.
     """
     text = names.ref.text
     found = False
@@ -156,7 +157,7 @@ async def erase(
     if entry.version and not entry.deleted:
         for hook in tuple(hooks):
             await hook(names.ref)
-    # In all partitions: a fork that was made before this erasure was requested is erased as well.
+    # Archive all partitions, to find and erase the forks that were made before this erasure was requested.
     await tiers.archiver.drain()
     await tiers.archiver.insist()
     noted = await tiers.port.sql(tiers.cold.request, text, actor or ambient.actor())
@@ -166,14 +167,14 @@ async def erase(
             return found
         found = True
         made |= await finish(tiers, noted)
-        # A rollback or a fork that had already read this record's content is noted when it is archived.
+        # A rollback or fork that read this record's content before is noted when it is archived, and erased then.
         await tiers.archiver.drain({tiers.keys.partition_of(each) for each in made})
         noted = await tiers.port.sql(partial(tiers.cold.pending, names=sorted(made)))
     raise Conflict(f"{text[:200]}: is erased, and brought back all the time: end that and repeat it")
 
 
 async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> set[str]:
-    """Continue these erasures from their last finished step; returns the forks that were being made meanwhile.
+    """Continue these erasures from their last finished step; returns the forks that were made meanwhile.
 
     Raises the first error after trying all.
     """
@@ -193,7 +194,8 @@ async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> set[str]:
             for worker in tuple(tiers.workers):
                 await worker.erased()
             await _clean(tiers, {tiers.keys.of(Ref.parse(text)): version for text, version in done.items()})
-            # The note goes last: a fork that does not find it is archived by now, and noted as late.
+            # The note of the erasure is removed last: a fork that no longer finds it is archived by now, and noted as
+            # late.
             made |= await forks_ended(tiers, sources)
             await tiers.archiver.drain(sorted({tiers.keys.partition_of(each) for each in made}))
             await tiers.port.sql(tiers.cold.complete, done)
@@ -208,7 +210,7 @@ async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]
     for each in noted:
         names = tiers.keys.of(Ref.parse(each.record))
         changes = tombstone(tiers.settings, tiers.codec_of(each.record), actor=each.actor)
-        # A deleted record gets another tombstone: it notifies replicas that are disconnected now.
+        # A deleted record gets another tombstone: its event reaches replicas that are disconnected now.
         writes.append((names, changes.draft(FORGET if each.forks else ERASE, deleted="revive")))
     buried: set[int] = set()
     texts = []
@@ -223,7 +225,7 @@ async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]
 
 
 async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
-    """Remove from Redis, and from this process, all that SQL has erased up to these versions."""
+    """Remove from Redis and from this process everything that SQL has erased up to these versions."""
     partitions = sorted({names.partition for names in done})
     patiently = tiers.warm.patiently
     last = {names.text: version for names, version in done.items()}
@@ -248,7 +250,7 @@ async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
 
 
 def _is_about(last: Mapping[bytes, int], head: bytes) -> bool:
-    """Whether an event is about one of these; not their deletion, which every replica must receive, nor a revival."""
+    """Whether an event is about one of these, except a deletion, which every replica must receive, and a revival."""
     _, type, subject, _, version, _ = head.split(b"\n")
     if subject not in last or int(version) > last[subject]:
         return False
@@ -256,12 +258,12 @@ def _is_about(last: Mapping[bytes, int], head: bytes) -> bool:
 
 
 def _fork_seconds(settings: Settings) -> float:
-    """For how long a fork is waited for: reading its source and its commit may each take all their retries."""
+    """How many seconds an erasure waits for a fork: the fork's read and its commit may each take all their retries."""
     return 2 * (settings.retry_for + settings.timeout)
 
 
 class ForkUnderWay:
-    """Inside `async with` the target may be made from the source. `over`: erasures then no longer wait for the fork."""
+    """Inside `async with` the target may be made from the source. `over`: erasures no longer wait for this fork."""
 
     def __init__(self, tiers: Tiers, source: RecordKeys, target: RecordKeys) -> None:
         self._tiers = tiers
@@ -293,13 +295,13 @@ class ForkUnderWay:
 
 
 async def forks_made(tiers: Tiers, sources: Sequence[RecordKeys]) -> set[str]:
-    """The records that are being forked from these, or were until a process died."""
+    """The records that are being forked from these, or whose fork ended because its process died."""
     answers = await tiers.warm.commands([(b"HKEYS", each.forks) for each in sources])
     return {name.decode() for names in answers for name in names}
 
 
 async def forks_ended(tiers: Tiers, sources: Sequence[RecordKeys]) -> set[str]:
-    """Wait for forks that may have read one of these before; returns the records that they made."""
+    """Wait for forks that may already have read one of these; returns the records that they made."""
     found: set[str] = set()
     asked = list(sources)
     pause = _PAUSE

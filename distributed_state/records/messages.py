@@ -33,7 +33,7 @@ _TOGETHER = 32  # messages that are read at once where their bytes are limited
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A choice of messages: between two numbers (exclusive), the last of these, or the first in this order."""
+    """The choice of messages: those between two numbers (exclusive), of these the last, or the first in this order."""
 
     last: int | None = None
     limit: int | None = None
@@ -131,7 +131,7 @@ async def message(tiers: Tiers, names: RecordKeys, number: int, *, fresh: bool) 
 
 
 async def last_of(tiers: Tiers, names: RecordKeys, entry: CachedRecord, last: int | None) -> list[Message]:
-    """The last messages, or all, of a record that was read; messages that the entry lacks are read now."""
+    """The last messages, or all, of a record that was read; messages that the entry lacks are read from SQL."""
     if entry.deleted:
         return []
     page = Page(last=last)
@@ -148,7 +148,7 @@ async def shown_in(
     """The stored form of every message in these runs. Raises TooLarge if that is more than `most` bytes."""
     known = await _found(tiers, names, entry, runs, most)
     if not holds(known, runs):
-        # When a fork is archived, it gets copies of messages that their own record no longer has.
+        # When a fork is archived, it gets copies of messages that its source no longer has.
         await read_path.reach(tiers, names)
         known = await _found(tiers, names, entry, runs, most)
     lacking = [number for run in runs for number in lacked(known, run)]
@@ -198,7 +198,7 @@ async def find(tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[
         return entry.messages
     parent = entry.fields.get(PARENT, b"").decode().rpartition("@")[0] or None
     rows = await tiers.port.sql(tiers.cold.messages, names.ref.text, missing, parent)
-    # Kept with the hot entry, so that the next reader of an inherited or hydrated conversation finds them there.
+    # Added to the hot entry, so that the next reader of a forked or hydrated conversation finds them there.
     hot = tiers.hot.entries.get(names.ref.text)
     if hot is not None and hot.epoch == entry.epoch and hot.version == entry.version:
         shown = message_ranges.segments(names.ref.text, entry.fields)
@@ -209,7 +209,7 @@ async def find(tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[
 
 
 async def cleanup(context: RecordContext, days: float) -> int:
-    """Hide messages that were committed more than this many days ago; returns how many."""
+    """Hide messages that were committed more than this many days ago; returns the number of hidden messages."""
     if isinstance(days, bool) or not isinstance(days, (int, float)) or not 0 <= days < 1e6:
         raise InvalidValue(f"days is a number from 0 on, not {days!r:.80}")
     context.allow("write", MESSAGES)
@@ -240,5 +240,5 @@ async def plan_cleanup(tiers: Tiers, names: RecordKeys, changes: Changes, before
         return None, 0
     for name, value in message_ranges.shown(kept, present.fields).items():
         changes.reserved(name, value)
-    changes.reserved(SUMMARY, None)  # it summarizes those messages
+    changes.reserved(SUMMARY, None)  # the summary is of those messages
     return changes.draft("cleanup", expected=present.version, epoch=present.epoch), hidden

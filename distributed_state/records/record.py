@@ -34,7 +34,7 @@ from distributed_state.values.search import tags_in
 from distributed_state.warm.answers import Expectations
 from distributed_state.warm.lease import AsyncLease
 
-_EXACT = 10**15  # the server adds doubles, exact up to here
+_EXACT = 10**15  # the server adds doubles, which are exact up to here
 T = TypeVar("T")
 
 
@@ -50,8 +50,8 @@ class AsyncRecord:
         await user.update("seats", {"train": "window"})
         assert await user.get_all() == {"language": "nb", "visits": visits, "seats": {"train": "window"}}
 
-    Keys are text, values any JSON values or `bytes`; values that are read are copies. A write is one commit, and
-    returns the record's new version unless it says otherwise. Any method may raise AccessDenied, WarmUnavailable or
+    Keys are text, values any JSON values or `bytes`. Reads return copies. A write is one commit, and returns the
+    record's new version unless it says otherwise. Any method may raise AccessDenied, WarmUnavailable or
     ColdUnavailable; writes raise Deleted on a deleted record, and Locked while another owner holds the record.
     """
 
@@ -61,17 +61,17 @@ class AsyncRecord:
     @property
     def ref(self) -> Ref:
         """The record's scope and id. It can be a key of a dict, as in `batch.versions`."""
-        self._context.unused = False  # code that knows the id may write under it
+        self._context.unused = False  # from now on other code may know the id and write
         return self._context.ref
 
     @property
     def id(self) -> str:
-        """The record's id within its scope; for a new session the one that was generated."""
+        """The record's id within its scope; for a new session, the generated id."""
         return self.ref.id
 
     @property
     def ephemeral(self) -> dict[str, Any]:
-        """A dict of this process alone, shared by all handles of the record; never stored, empty after an os.fork.
+        """A dict in this process, shared by all handles of the record; it is never stored, and empty after an os.fork.
 
         The 10,000 most recently used dicts are kept.
         """
@@ -84,9 +84,9 @@ class AsyncRecord:
     ) -> Any:
         """Read one field, or `default` if it is not there.
 
-        Hot answers without I/O, at most `max_staleness` seconds old: the store's setting, or a smaller value given
-        here (a larger one is refused). `fresh=True` asks the server. Raises CorruptState if stored bytes cannot be
-        read, WarmUnavailable or ColdUnavailable if a server is unavailable.
+        The value may come from hot, without I/O, and is then at most `max_staleness` seconds old: the store's setting,
+        or a smaller value given here (a larger one is refused). `fresh=True` asks the server. Raises CorruptState if
+        stored bytes cannot be read, WarmUnavailable or ColdUnavailable if a server is unavailable.
         """
         entry = await self._context.read(self._context.must_ask(fresh, max_staleness), key)
         return default if entry.deleted else self._context.value(entry, key, default)
@@ -108,7 +108,8 @@ class AsyncRecord:
             view = await record.view()
             print(view.version, view.phase, view.get("city"), list(view))
 
-        In a record of many fields only the accessed ones cost time; `get_all` decodes all. Options as in `get`.
+        Only fields that are accessed are decoded, which saves time in a record with many fields; `get_all` decodes all.
+        Options as in `get`.
         """
         return await look(self._context, self._context.must_ask(fresh, max_staleness))
 
@@ -161,7 +162,7 @@ class AsyncRecord:
         Example::
 
             version = await record.set("city", "Oslo")
-            await record.set("city", "Bergen", expect_version=version)  # Conflict if another writer was faster
+            await record.set("city", "Bergen", expect_version=version)  # Conflict if another writer committed first
             await record.set("city", "Oslo", expect={"city": "Bergen"})  # Conflict if the city differs; see `write`
             await record.set("offer", {"price": 120}, ttl=900)  # for a quarter of an hour
             await record.set("paid", True, durability="archived")  # SQL has it when this returns
@@ -244,8 +245,9 @@ class AsyncRecord:
     async def increment(self, key: str, by: int | float = 1, *, durability: str | None = None) -> int | float:
         """Add to a number, atomically, and return the sum. A missing field counts as 0.
 
-        Whole numbers are added on the server; floats, very large integers and encrypted values by a swap. The sum is
-        exact either way, as Python adds. Raises InvalidValue if the field does not hold a number.
+        Whole numbers are added on the server; floats, very large integers and encrypted values are added here and
+        swapped in. Either way the sum is the one that Python computes. Raises InvalidValue if the field does not hold a
+        number.
         """
         with self._context.durable(durability):
             return await increment(self._context, key, by)
@@ -277,11 +279,11 @@ class AsyncRecord:
             )
             print(written.version, written.results["questions"])
 
-        Returns the new version, the sums, and the number of the first message that was added. `increment` takes
-        whole numbers of at most 15 digits, `items` `PutItem` and `DeleteItem` values, `phase` at most 200 characters.
+        Returns the new version, the sums, and the number of the first message that was added. `increment` takes whole
+        numbers of at most 15 digits, `items` `PutItem` and `DeleteItem` values, `phase` at most 200 characters.
         `expect_version` and `expect_phase` raise Conflict, and nothing is written, if the record's version or phase
-        differs. So does `expect` if a field differs from its entry there, a value, ABSENT or PRESENT; with
-        `expect_exists` the record must have been written before, or not::
+        differs. `expect` maps fields to a value, ABSENT or PRESENT, and raises Conflict if a field differs.
+        `expect_exists` requires that the record was written before (True), or was not (False)::
 
             await session.write(set={"owner": "w1"}, expect={"owner": ABSENT})
 
@@ -337,15 +339,15 @@ class AsyncRecord:
     async def create(self, values: Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record, with these fields, and return its version. Raises Conflict if it exists.
 
-        A deleted record starts again with these fields; its version continues to count. `is_clear` is passed to hooks
-        in the event `conversation.created`: a client cleared a conversation that did not exist.
+        A deleted record starts again with these fields; its version continues to count. `is_clear` is part of the event
+        `conversation.created` that hooks get: a client cleared a conversation that did not exist.
         """
         changes = self._context.changes()
         changes.set_many(values or {})
         return (await self._context.commit(lifecycle.creation(self._context, changes, is_clear))).version
 
     def transaction(self, *, durability: str | None = None) -> AsyncTransaction:
-        """Open a view that is committed at the end of `async with`, or not at all.
+        """Open a view whose changes are committed together at the end of `async with`; after an error nothing is.
 
         Example::
 
@@ -373,7 +375,7 @@ class AsyncRecord:
 
         With `merge`, policies by field as in `distributed_state.merge`, a conflict is first resolved by merging: a
         field that only one side changed keeps that change, a field that both changed is merged by its policy, and new
-        messages go after those of others. `change` runs again only if a merge is impossible: for a field without a
+        messages follow those of others. `change` runs again only if a merge is impossible: for a field without a
         policy, a field that one side deleted, or a changed phase. Fields that `change` only read are not checked again.
         """
         retry = OptimisticRetry(self._context, change, merge)
@@ -382,14 +384,14 @@ class AsyncRecord:
     def lock(
         self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False, take_over: int | None = None
     ) -> AsyncLease:
-        """Hold the record alone inside `async with`, or raise LockTimeout after `wait` seconds.
+        """Lock the record inside `async with`, or raise LockTimeout after `wait` seconds.
 
         Example::
 
             async with record.lock(wait=5.0) as lease:
                 await record.set("seat", "12A")
 
-        The lease is renewed until it is released or its body, thread or task has ended, and expires `ttl` seconds after
+        The lease is renewed until it is released or its body, thread or task has ended. It expires `ttl` seconds after
         its process died. Writes inside carry the fencing token; once the lease is lost they raise Fenced, and the body
         is cancelled. Others' writes raise Locked; with `advisory=True` they pass, and only locks exclude each other.
         Waiters are served in order. The task that holds the lock may nest it. `take_over`, the token of a lease (see
@@ -405,7 +407,7 @@ class AsyncRecord:
     async def initialize(
         self, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
     ) -> bool:
-        """Set the missing fields, once in the record's life; True if this call did it.
+        """Set the missing fields, once for each record; return True if this call set them.
 
         Example::
 
@@ -454,13 +456,13 @@ class AsyncRecord:
         """Read the record at a version, with messages and phase. Raises NotFound if it never existed or was purged.
 
         With the id of a `branch` reads a state of that branch: at one of its own versions, or without `version` the
-        last state that can be rebuilt. If versions of the branch are `missing`, that is the last one below them; later
-        commits are still in `history(branch=)`, but have no state.
+        last state that can be rebuilt. If versions of the branch are `missing`, that is the last version before the
+        missing ones; the state of later commits cannot be rebuilt, but they are still in `history(branch=)`.
         """
         return await history.at(self._context, version, branch)
 
     async def checkpoint(self, label: str) -> int:
-        """Name the present state and return the named version; `rollback(label=...)` comes back to it.
+        """Name the present state and return its version; `rollback(label=...)` restores it.
 
         A name is text of 1 to 500 characters, else InvalidValue; `rollback` uses the last checkpoint of a name.
         """
@@ -493,11 +495,11 @@ class AsyncRecord:
             await record.set("city", "Bergen")
             await record.rollback(label="before the booking")
 
-        Fields, messages and phase come back by a new commit; history is not rewritten. A deleted record is revived.
-        A step is a commit that changed any of these, including a deletion. Rollbacks and checkpoints are not steps, so
+        A new commit restores fields, messages and phase; history is not rewritten. A deleted record is revived. A step
+        is a commit that changed any of these, including a deletion. Rollbacks and checkpoints are not steps, so
         repeated rollbacks of one step go 3 -> 2 -> 1. A rollback itself is undone by `version`. Answered requests stay
-        answered: the same request is not applied again, so a caller that wants it again gives it another id.
-        Raises NotFound if there are not that many steps, Deleted if the record was deleted in the target state.
+        answered: the same request is not applied again, so a caller that wants it applied again gives it another id.
+        Raises NotFound if there are fewer steps, Deleted if the record was deleted in the target state.
         """
         return await restoring.rollback(self._context, steps, label, version)
 
@@ -515,7 +517,7 @@ class AsyncRecord:
 
 
 class RecordView(Mapping[str, Any]):
-    """The fields of a record as they were at `version`, as a mapping; values that are read are copies.
+    """The fields of a record as they were at `version`, as a mapping. Reads return copies.
 
     A field is decoded when it is read: CorruptState and DecryptionFailed are raised there. A record that was deleted
     or never written shows no fields.
@@ -527,12 +529,12 @@ class RecordView(Mapping[str, Any]):
 
     @property
     def version(self) -> int:
-        """How many commits the record had had, 0 if it was never written."""
+        """The number of commits of the record at that moment, 0 if it was never written."""
         return self._entry.version
 
     @property
     def exists(self) -> bool:
-        """Whether it had been written, and not deleted since."""
+        """Whether the record was written by then and not deleted since."""
         return self._entry.version > 0 and not self._entry.deleted
 
     @property
@@ -566,7 +568,7 @@ class RecordView(Mapping[str, Any]):
 
 
 async def look(context: RecordContext, fresh: bool) -> RecordView:
-    """The record at present, if the policy allows everything that a view shows."""
+    """Read the record as it is now, if the policy allows everything that a view shows."""
     entry = await context.read(fresh)
     context.allow("read", VERSION, MOVES, TAGS, *_names(entry))
     return RecordView(context, entry)

@@ -1,12 +1,12 @@
-"""Restores a record's earlier state, or starts a fork from it. Law: history is not rewritten; each is one commit.
+"""Restores an earlier state of a record, or starts a fork from one. Law: both are one commit; history is not rewritten.
 
-States form a path. A rollback is not a step on it: it notes the version whose state it restored, and the next step back
-continues from there. Answered requests are not part of a state: a rollback leaves them as they are.
+A rollback does not count as a step: it notes the version whose state it restored, and the next rollback counts its
+steps back from that version. Answered requests are not part of a state: a rollback leaves them as they are.
 
-A fork shares messages by reference: only a branch's own messages are copied. It has the answers to requests that were
-answered in the state which it starts from, and none that came later.
+A fork shares messages by reference: only a branch's own messages are copied. It also copies the answers to the requests
+that were answered in the state that it starts from, but not later answers.
 
-A state as one dict (`export_state`) is checked whole before any of it is restored.
+An exported state, one dict (`export_state`), is checked as a whole before any part of it is restored.
 
 Design: section 11.
 """
@@ -98,8 +98,8 @@ async def plan(
     _restore(changes, present, target)
     if ITEMS in present.fields and await _items_differ(tiers, names, present, target):
         changes.layer(version if ITEMS in target.fields else 0)
-    changes.reserved(RESTORED, b"%d" % version)  # the next step back continues from there
-    changes.undelete()  # and forces a commit even if nothing differs
+    changes.reserved(RESTORED, b"%d" % version)  # the next rollback counts its steps back from this version
+    changes.undelete()  # this also forces a commit if nothing differs
     changes.emit("session.rollback", {"version": version})
     if note is not None:
         note(present, changes)
@@ -107,14 +107,14 @@ async def plan(
 
 
 async def _items_differ(tiers: Tiers, names: RecordKeys, present: CachedRecord, target: State) -> bool:
-    """Whether items may have changed since; if not, the newest stay in Redis."""
+    """Whether items may have changed since that state; if not, the newest items stay in Redis."""
     if present.fields[ITEMS] != target.fields.get(ITEMS):
         return True
     return await tiers.port.sql(tiers.cold.items_changed_since, names.ref.text, target.version)
 
 
 def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
-    """Add only the differences. Messages come back by reference: their numbers are never used twice."""
+    """Add only the differences. Messages are restored by reference to their numbers, which are never used twice."""
     form = present.codec
     text = present.codec.record
     past = message_ranges.segments(text, target.fields)
@@ -136,7 +136,7 @@ def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
 
 
 def carried(form: Codec, to: Codec, name: bytes, value: bytes) -> bytes:
-    """A stored field in the stored form of another record, or of this one at another version."""
+    """A stored field, converted to the stored form that it has in another record, or in this one at another version."""
     return form.carry(value, codec.decode_key(name), to) if is_value(name) else value
 
 
@@ -149,7 +149,7 @@ async def export_state(context: RecordContext, *, messages: bool) -> dict[str, A
     entry = await context.read(fresh=True)
     if not messages:
         return export(entry, context.fields(entry), None)
-    # One read of the record for both: a later read might show another conversation.
+    # The record is read once for fields and messages: a second read might show another conversation.
     entry = await read_path.load_whole(context.tiers, context.keys, entry)
     runs = message_ranges.segments(context.text, entry.fields)
     shown = (await shown_messages.shown_in(context.tiers, context.keys, entry, runs)).messages()
@@ -168,7 +168,7 @@ async def restore_state(context: RecordContext, state: Mapping[str, Any]) -> int
 
 
 def export(entry: CachedRecord, fields: dict[str, Any], messages: list[Message] | None) -> dict[str, Any]:
-    """Fields and phase; if there are any, bytes in base64 and deadlines; messages if given: JSON only."""
+    """The state as JSON: fields, phase, bytes in base64 and deadlines (if there are any), and messages (if given)."""
     phase = entry.fields.get(PHASE)
     state: dict[str, Any] = {
         **as_text.apart(fields),
@@ -178,7 +178,7 @@ def export(entry: CachedRecord, fields: dict[str, Any], messages: list[Message] 
         ends = {name: field_ttl.split(data)[0] for name, data in entry.fields.items() if field_ttl.marked(data)}
         state["expires"] = {codec.decode_key(name): deadline for name, deadline in ends.items()}
     if messages is not None:
-        # With the times of their commits; otherwise a restore would give them its own time.
+        # Each message gets the time of its commit; otherwise a restore would give it the time of the restore.
         dated = ({"timestamp": each.timestamp} if each.timestamp is not None else {} for each in messages)
         state["messages"] = [each.to_dict() | time for each, time in zip(messages, dated, strict=True)]
     return state
@@ -189,7 +189,7 @@ def restore(changes: Changes, state: Mapping[str, Any], now: float) -> None:
     if not isinstance(state, Mapping):
         raise InvalidValue(f"a state to restore is a mapping as of export_state, not a {type(state).__name__}")
     if "fields" not in state:
-        state = {"fields": state}  # as get_all() returns it; an export always has its fields
+        state = {"fields": state}  # this is a result of get_all(); an export always has `fields`
     bad: list[str] = []
 
     def tried(place: str, step: Callable[..., Any], *given: Any) -> None:
@@ -258,7 +258,7 @@ async def fork(
         under_way.require_time()
         done = await write_path.commit(tiers, target, draft)
     if under_way.over:
-        # An erasure of its source may have stopped waiting for this fork; SQL then has a note of it.
+        # An erasure of the source may no longer have waited for this fork; then SQL has a note of the erasure.
         await read_path.reach(tiers, target)
         if noted := await tiers.port.sql(partial(tiers.cold.pending, names=[target.ref.text])):
             await lifecycle.finish(tiers, noted)
@@ -276,7 +276,7 @@ async def plan_fork(
 ) -> Draft:
     """The first change of a record that starts with this one's state. Messages are shared; a branch's own are copied.
 
-    Copies do not overwrite anything that is in `changes` already.
+    Copies do not overwrite changes that are already in `changes`.
     """
     source = names.ref.text
     form = tiers.codec_of(source)
@@ -297,7 +297,7 @@ async def plan_fork(
         items = await _copy_items(tiers, names, to, changes, branch, found)
     if state.deleted:
         raise Deleted(f"{names.ref.text[:200]}: deleted at version {state.version}", version=state.version)
-    # The source is archived by now, so a fork of a record that is being erased is noted in SQL, and is erased with it.
+    # The source is archived first, so that a fork of a record that is being erased is noted in SQL and erased too.
     # Otherwise forks of forks could be made as fast as they are erased.
     if await tiers.port.sql(partial(tiers.cold.pending, names=[names.ref.text])):
         raise Deleted(f"{names.ref.text[:200]}: is being erased")
@@ -309,7 +309,7 @@ async def plan_fork(
             data = _answer(form, to, name, value, state.version) if answer else carried(form, to, name, value)
             changes.reserved(name, data)
     if ITEMS in fields:
-        # From its first version on it shows its source's items; the note of its origin names the source.
+        # From its first version on, the fork shows its source's items; the note of its origin names the source.
         changes.reserved(ITEMS, b"1" if items else b"1 0")
         begun = items or begun
     changes.reserved(PARENT, f"{source}@{begun}".encode())
@@ -318,16 +318,16 @@ async def plan_fork(
         message_ranges.refuse_many(source, data)
         changes.reserved(SEGMENTS, data)
         changes.reserved(START, b"%d" % following)
-    # Not even a deleted record may exist there: its own message numbers would stand between the shared ones. The owner
-    # is among the fields that are copied.
+    # The id must be unused, even by a deleted record, whose own message numbers would mix with the shared ones. The
+    # owner is copied as one of the fields.
     return changes.draft("fork", expected=0)._replace(owner="")
 
 
 def _answer(form: Codec, to: Codec, name: bytes, value: bytes, version: int) -> bytes:
-    """The answer to a request as a fork of this version keeps it: older than all answers of the fork's own.
+    """The stored answer to a request, as a fork of this version keeps it: older than all answers of the fork itself.
 
-    Its first number becomes the version before that one. Otherwise it would seem younger than the fork's own answers,
-    and those would be dropped first.
+    Its version becomes negative. Otherwise it would seem newer than the fork's own answers, and those would be dropped
+    first.
     """
     key = codec.decode_key(name)
     before, *rest = form.decode(value, key)
@@ -337,7 +337,7 @@ def _answer(form: Codec, to: Codec, name: bytes, value: bytes, version: int) -> 
 async def _copy_items(
     tiers: Tiers, names: RecordKeys, to: Codec, changes: Changes, branch: str, found: BranchState
 ) -> int:
-    """Copy items that the branch itself changed; the version of the record whose items it inherits, 0: none."""
+    """Copy items that the branch changed; returns the version of the record whose items it inherits (0: none)."""
     form = tiers.codec_of(names.ref.text)
     below, own = await branches.items_of(tiers, names, branch, found)
     for name, frame in own.items():

@@ -1,6 +1,6 @@
-"""The steps that prepare a value for storing, as the caller chose. Law: a value is never converted silently.
+"""Prepares a value for storing. Law: a value is converted only if the caller asked for it.
 
-In this order: `on_invalid="stringify"`, the handle's hook, the store's hook. Then it must be a JSON value, or bytes.
+The order is: `on_invalid="stringify"`, the handle's hook, the store's hook. The result must be a JSON value, or bytes.
 
 Design: section 4.
 """
@@ -61,7 +61,7 @@ class Sanitizer:
         self._clean_messages = clean_messages
 
     def field(self, key: str, value: Any) -> Any:
-        """The value that is stored in place of this one."""
+        """The value to store for this one."""
         if self._stringify and not isinstance(value, bytes):
             value = stringified(value, repr(key))
         for hook in self._clean:
@@ -72,7 +72,7 @@ class Sanitizer:
         return value
 
     def message(self, message: Message | dict[str, Any]) -> Message | dict[str, Any]:
-        """The message that is stored in place of this one."""
+        """The message to store for this one."""
         if self._stringify:
             fields = message.to_dict() if isinstance(message, Message) else message
             message = stringified(fields, "message") if isinstance(fields, dict) else fields

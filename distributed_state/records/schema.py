@@ -1,4 +1,4 @@
-"""A record's schema: a pydantic model with a version. Law: a value is written only after it was read back and checked.
+"""A record's schema: a pydantic model with a version. Law: a value is read back and checked before it is written.
 
 Older records are upcast, one version at a time; a newer one is refused. While workers of an older version run, a schema
 may continue to write that version (`write_version`): downcasters convert values back to it before they are written.
@@ -25,7 +25,7 @@ from distributed_state.values.model import SCHEMA
 
 
 class View(CachedRecord):
-    """A record in another version of its schema than the stored one."""
+    """A record converted to another version of its schema than the stored one."""
 
     __slots__ = ("stored",)
 
@@ -70,19 +70,19 @@ def fields_of(model: type[BaseModel]) -> tuple[dict[str, Any], list[Any], Any, b
 
 
 def from_json(read: Callable[[bytes], Any], take: Callable[[Any], Any], stored: Any) -> Any:
-    """Validate the stored JSON: only in JSON mode a strict model takes a date from text."""
+    """Validate the stored JSON, in JSON mode: only there a strict model accepts text for a date."""
     if isinstance(stored, dict) and any(isinstance(value, bytes) for value in stored.values()):
-        return take(stored)  # bytes were written by a handle without a model
+        return take(stored)  # a handle without a model wrote bytes
     try:
         return read(codec.encode(stored))
     except ValidationError as error:
         if error.errors(include_url=False)[0]["type"] != "json_invalid":
             raise
-    return take(stored)  # lone surrogates: valid JSON to us, but not to pydantic's parser
+    return take(stored)  # lone surrogates: valid JSON here, but not for pydantic's parser
 
 
 def check_same(key: str, given: Any, back: Any) -> None:
-    """Refuse a value that the model hides or loses on the way to JSON: it would be lost for good."""
+    """Refuse a value that the model leaves out or changes when it is dumped to JSON: it would be lost for good."""
     if given != back:
         kind = type(given).__name__
         raise InvalidValue(f"{key}: this {kind} changes when the model writes it as JSON")
@@ -97,7 +97,7 @@ def complaint_of(error: ValidationError, place: tuple[str, ...] = ()) -> tuple[s
 
 
 def sentence(error: Any) -> str:
-    """One of pydantic's complaints in words."""
+    """One of pydantic's complaints as a sentence."""
     # The type, not the value: the stored value may be a secret, and errors are logged.
     place = ".".join(map(str, error["loc"]))
     given = "" if error["type"] == "missing" else f" (given a {type(error['input']).__name__})"
@@ -115,10 +115,10 @@ class Schema(Generic[M]):
     a dict of JSON values and returns those of the next; it may be called again for the same record, so it must not have
     side effects. A plain model is version 1. A record that was never written with a schema counts as version 1.
 
-    For a release beside workers that know only version 2, pass `write_version=2` and `downcasters={2: v3_to_v2}`, the
-    inverse of each upcaster: this worker reads both versions and writes the older one, which the others can read. Each
-    of its writes then applies only at the version of the record that it saw, and is retried on a conflict. A value that
-    does not survive the conversion to version 2 and back is refused with InvalidValue; if a downcaster raises, the
+    To run a release next to workers that know only version 2, pass `write_version=2` and `downcasters={2: v3_to_v2}`,
+    the inverse of each upcaster: this worker reads both versions and writes the older one, which the others can read.
+    Each of its writes then applies only at the version of the record that it saw, and is retried on a conflict. A value
+    that does not survive the conversion to version 2 and back is refused with InvalidValue; if a downcaster raises, the
     write raises SchemaMismatch. When the last old worker has ended, a second release without `write_version` begins to
     write version 3.
     """
@@ -168,7 +168,7 @@ class Schema(Generic[M]):
 
     @staticmethod
     def of(given: type[M] | Schema[M]) -> Schema[M]:
-        """The schema that was given, or version 1 of a plain model."""
+        """The schema itself, or version 1 of a plain model."""
         return given if isinstance(given, Schema) else _plain(given)
 
     def __repr__(self) -> str:
@@ -177,7 +177,7 @@ class Schema(Generic[M]):
     # One field
 
     def prepare(self, key: str, value: Any) -> Any:
-        """The value as it is stored, if the field may hold it; else InvalidValue."""
+        """The stored form of the value, if the field may hold it; else InvalidValue."""
         name = self._alone(key)
         if name is None:
             if isinstance(value, bytes):  # pydantic would convert it to text, and the next edit() would write that
@@ -197,7 +197,7 @@ class Schema(Generic[M]):
         return stored
 
     def countable(self, key: str) -> bool:
-        """Whether any whole number is valid and counting begins at 0, so that the server may add without a read."""
+        """Whether the field accepts any whole number and starts at 0, so that the server may add without a read."""
         name = self._alone(key)
         if name is None:
             return True
@@ -219,7 +219,7 @@ class Schema(Generic[M]):
             raise InvalidValue(f"{key!r}: {self.model.__name__} requires it, it cannot be deleted")
 
     def _alone(self, key: str) -> str | None:
-        """The attribute of a field that is changed alone; None for an extra field that the model allows."""
+        """The attribute of a field that can be changed by itself; None for an extra field that the model allows."""
         codec.encode_key(key)
         name = self._names.get(key)
         if name is None and not self._open:
@@ -253,7 +253,7 @@ class Schema(Generic[M]):
                     raise _corrupt(text, self, str(each["loc"][0]), sentence(each), entry) from None
 
     def settle(self, values: M | Mapping[str, Any]) -> dict[str, Any]:
-        """All fields in their stored form, from a model or from values for one. Raises InvalidValue."""
+        """All fields in their stored form, from a model or the values of its fields. Raises InvalidValue."""
         if isinstance(values, self.model):
             given = {key: values.__dict__[name] for key, name in self._names.items() if name in values.__dict__}
             values = {**(values.__pydantic_extra__ or {}), **given}
@@ -301,7 +301,7 @@ class Schema(Generic[M]):
         return version
 
     def view(self, text: str, entry: CachedRecord) -> CachedRecord:
-        """The record in this version; the same entry if it is stored in it."""
+        """The record converted to this version; the same entry if it is stored in this version."""
         stamp = entry.fields.get(SCHEMA)
         if entry.deleted or stamp == self._newest:
             return entry
@@ -317,7 +317,7 @@ class Schema(Generic[M]):
         return View(entry, fields)
 
     def behind(self, text: str, entry: CachedRecord) -> bool:
-        """Whether the record is stored in another version than this schema writes. SchemaMismatch if it is newer."""
+        """Whether the record is stored in another version than the schema writes. SchemaMismatch if it is newer."""
         return self.version_of(text, entry.fields.get(SCHEMA)) != self.write_version and holds_fields(entry)
 
     def lowered(self, text: str, fields: Mapping[str, Any]) -> dict[str, Any]:

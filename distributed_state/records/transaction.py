@@ -1,11 +1,11 @@
 """Changes that depend on a record's state: preconditions, a workspace, transactions, optimistic retries, and batches.
 
-Law: the server decides at the moment of the change. A workspace is valid only for the version that it saw; a commit
-against another version is refused and may be retried.
+Law: the server checks preconditions in the commit itself. A workspace is valid only for the version that it shows; a
+commit against another version is refused and may be retried.
 
 Preconditions are compared as stored bytes, so that the server decodes no value. The client sends the bytes that it
-expects; if the server has other bytes of the same value (in another order, encrypted at another time, with a deadline),
-the refusal contains them, and the client sends the change again.
+expects; if the server has other bytes for the same value (in another order, encrypted at another time, with a
+deadline), the refusal contains them, and the client repeats the change with these bytes.
 
 Design: section 4.
 """
@@ -31,7 +31,7 @@ from distributed_state.values.levels import level_of
 from distributed_state.values.model import ABSENT, PHASE, PRESENT, Message, Presence, Ref
 from distributed_state.warm.answers import Committed, Draft, unmet
 
-_MOST = 1000  # keys at once: Lua's limit on arguments is higher
+_MOST = 1000  # keys in one change: Lua's limit on arguments is higher
 _WORDS = {ABSENT: b"!", PRESENT: b"+"}
 _RECORD = b"#v"  # every existing record has a version
 
@@ -39,7 +39,7 @@ _RECORD = b"#v"  # every existing record has a version
 def preconditions(
     context: RecordContext, expect: Mapping[str, Any] | None, exists: bool | None = None
 ) -> Preconditions | None:
-    """The requested preconditions, checked; None if there are none. Raises AccessDenied: a refusal reveals values."""
+    """The requested preconditions, checked; None without any. Raises AccessDenied, because a refusal reveals values."""
     if exists is not None and not isinstance(exists, bool):
         raise InvalidValue(f"expect_exists is True, False or None, not {exists!r:.80}")
     if expect is not None and not isinstance(expect, Mapping):
@@ -77,15 +77,15 @@ class Preconditions:
                 self._words[name] = b"+" + raw
 
     def on(self, draft: Draft) -> Draft:
-        """The change under these conditions."""
+        """The change, with these preconditions."""
         return draft._replace(preconditions=tuple(self._words.items()))
 
     async def commit(self, draft: Draft) -> Committed:
-        """Sign a change and apply it if they hold, else raise Conflict."""
+        """Sign a change and apply it if the preconditions hold, else raise Conflict."""
         return await self.send(self._context.sign(draft))
 
     async def send(self, draft: Draft) -> Committed:
-        """Apply a change that is signed if they hold, else raise Conflict."""
+        """Apply a signed change if the preconditions hold, else raise Conflict."""
         left = self._context.store.settings.conflict_retries
         while True:
             left -= 1
@@ -96,7 +96,7 @@ class Preconditions:
                     raise
 
     def learn(self, conflict: Conflict) -> bool:
-        """Learn from a refusal how equal values are stored; whether a retry makes sense."""
+        """Take over the stored bytes of equal values from a refusal; returns whether a retry makes sense."""
         learned = False
         for (name, word), raw in zip(list(self._words.items()), conflict.preconditions, strict=False):
             if name not in self._values or raw == word[1:]:
@@ -108,7 +108,7 @@ class Preconditions:
         return learned
 
     def check(self, entry: CachedRecord) -> None:
-        """Raise Conflict unless they hold for a record that was read and that others cannot change now."""
+        """Raise Conflict unless the preconditions hold for this entry, which others cannot change now."""
         for name, word in self._words.items():
             found = entry.fields.get(name)
             if name == _RECORD:
@@ -194,14 +194,14 @@ class Workspace(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
     def differences(self) -> Iterator[tuple[str, Any, Any]]:
-        """The changes of this view: field, value before, value now; GONE if absent."""
+        """The changes of this view: field, old value, new value; GONE if absent."""
         for key, value in self._now.items():
             before = GONE if self.entry.deleted else self.entry.value(key, GONE)
             if GONE in (before, value) or codec.encode_value(value, key) != codec.encode_value(before, key):
                 yield key, before, value
 
     def end(self) -> Changes | None:
-        """End the transaction: its changes, None if nothing changed."""
+        """End the transaction and return its changes, None if nothing changed."""
         for key, value in self._now.items():
             if isinstance(value, (dict, list)):
                 self._notice(key, value)
@@ -209,7 +209,7 @@ class Workspace(MutableMapping[str, Any]):
         return self.changes or None
 
     def draft(self, kind: str = "transaction", *, durability: str | None = None) -> Draft | None:
-        """End the transaction: its change of the version that it shows, None if nothing changed."""
+        """End the transaction and return its change, bound to the version that it shows; None if nothing changed."""
         changes, entry = self.end(), self.entry
         if changes is None:
             return None
@@ -229,7 +229,7 @@ class Workspace(MutableMapping[str, Any]):
         return changes.draft("transaction", expected=newest.version, epoch=newest.epoch)
 
     def _notice(self, key: str, value: Any) -> None:
-        """Record a list or object that may have been changed in place; its deadline stays, unless it was set again."""
+        """Record a list or object that may have been changed in place. Its deadline stays unless the field was set."""
         name = codec.encode_key(key)
         form = self.entry.codec
         given = self.changes.fields.get(name)
@@ -238,7 +238,7 @@ class Workspace(MutableMapping[str, Any]):
             if stored is not None and form.text(value, key) == form.open(stored, key):
                 return
         except InvalidValue:
-            pass  # to be prepared, or refused
+            pass  # it is prepared, or refused, below
         self.changes.set(key, value, until=field_ttl.NEVER if given else self.entry.deadline(name))
 
     def open(self) -> Changes:
@@ -259,7 +259,7 @@ class Transaction(MutableMapping[str, Any]):
 
     @property
     def version(self) -> int:
-        """The version that this view shows, and that the commit expects."""
+        """The version that this view shows and that the commit expects."""
         return self._workspace.entry.version
 
     @property
@@ -278,7 +278,7 @@ class Transaction(MutableMapping[str, Any]):
         equals: Any = ANY,
         keep: bool = False,
     ) -> None:
-        """Put an item of the record at the end, in the same commit.
+        """Put an item of the record with this commit.
 
         `if_absent` and `if_present` are as in `record.items(collection).put`; `equals` takes a result of `find`, but
         not a value: no item is read here. `keep` leaves an existing item as it is.
@@ -289,7 +289,7 @@ class Transaction(MutableMapping[str, Any]):
         )  # fmt: skip
 
     def delete_item(self, collection: str, key: str, *, if_present: bool = False, equals: Any = ANY) -> None:
-        """Delete an item of the record at the end; a missing item is not an error, unless `if_present` or `equals`."""
+        """Delete an item with this commit; a missing item is an error only with `if_present` or `equals`."""
         self._workspace.open().delete_item(collection, key, if_present=if_present, equals=equals)
 
     def __getitem__(self, key: str) -> Any:
@@ -354,7 +354,7 @@ T = TypeVar("T")
 
 
 class OptimisticRetry(Generic[T]):
-    """One `apply` with its attempts: after a conflict the change is merged if possible, else run again."""
+    """One call of `apply` with its retries: after a conflict the change is merged if possible, else run again."""
 
     def __init__(
         self,
@@ -465,7 +465,7 @@ class AsyncBatch:
     async def _again(
         self, context: RecordContext, draft: Draft, refused: Conflict, guarded: bool
     ) -> Committed | StateError:
-        """Handle a refused change: it is sent alone unless the refusal is final."""
+        """Send a refused change again outside the batch, unless the refusal is final."""
         given = self._given.get(context.ref)
         if given is None:
             return await _outcome(context.send(draft)) if guarded else refused

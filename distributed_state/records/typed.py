@@ -51,7 +51,7 @@ class TypedChanges(Changes):
         self._schema = schema
 
     def delete(self, key: str) -> None:
-        """Delete a field, unless the model cannot do without it."""
+        """Delete a field, unless the model requires it."""
         self._schema.deletable(key)
         super().delete(key)
 
@@ -92,7 +92,7 @@ class TypedContext(RecordContext, Generic[M]):
         return self.schema.view(self.text, await super().read(fresh, field))
 
     def value(self, entry: CachedRecord, key: str, default: Any) -> Any:
-        """One field, upcast and checked; `default` if it is not there."""
+        """One field, upcast and checked; `default` if it is absent."""
         if codec.encode_key(key) not in entry.fields:
             return default
         fields = entry.all()
@@ -121,7 +121,7 @@ class TypedContext(RecordContext, Generic[M]):
         )  # fmt: skip
 
     def differences(self, fields: Mapping[str, Any], before: Mapping[str, Any]) -> Changes:
-        """The differences between two sets of fields that were validated as a whole."""
+        """The change between two sets of fields, both validated as a whole."""
         changes = super().changes()
         changes.whole()
         for key, value in fields.items():
@@ -194,12 +194,12 @@ class TypedContext(RecordContext, Generic[M]):
         raise Conflict(f"{self.text[:200]}: its schema version changes faster than it can be written")
 
     def batched(self, draft: Draft) -> Draft:
-        """The change for a batch, or one that is refused if it needs the whole record."""
+        """The change for a batch; if it needs the whole record, a change that the server refuses."""
         known = self._known(draft)
         if self._lowers(draft):
-            # This expectation never holds: the change needs the whole record first, which `send` then reads.
+            # The server always refuses this expectation. `send` then reads the whole record, which the change needs.
             return draft._replace(expectations=(*draft.expectations, (SCHEMA, b"")))
-        # An error of this record must not stop the batch for the others: the server reports it later.
+        # An error of this record must not stop the batch for the others; `send` raises it later.
         return self._guarded(draft, known if known is not None and not known.version else None)
 
     async def turn_begins(self, entry: CachedRecord) -> CachedRecord:
@@ -220,11 +220,11 @@ class TypedContext(RecordContext, Generic[M]):
         return draft
 
     def _known(self, draft: Draft) -> CachedRecord | None:
-        """This process's copy of the record. The server checks it."""
+        """This process's copy of the record. The server checks that it is current."""
         return _UNWRITTEN if draft.creation == "*" else self.tiers.hot.entries.get(self.text)
 
     def _lowers(self, draft: Draft) -> bool:
-        """Whether this changes fields, which must be converted down to the written version."""
+        """Whether this change sets fields that must be converted down to the written version."""
         fields = any(
             operation == b"c" or (operation in (b"s", b"d", b"i") and name[:1] != b"#")
             for operation, name, _ in draft.operations
@@ -232,7 +232,7 @@ class TypedContext(RecordContext, Generic[M]):
         return fields and self.schema.write_version < self.schema.version and draft.deleted != "revive"
 
     async def _seen_by(self, draft: Draft) -> CachedRecord:
-        """The record that a change is made on. Raises Conflict if it is not at the expected version."""
+        """The record as the change finds it. Raises Conflict if it is not at the expected version."""
         entry = await read_path.read(self.tiers, self.keys, fresh=draft.expected is not None)
         if draft.expected not in (None, entry.version):
             text = f"{self.text[:200]}: expected version {draft.expected}, found version {entry.version}"
@@ -240,7 +240,7 @@ class TypedContext(RecordContext, Generic[M]):
         return entry
 
     def _lowered(self, draft: Draft, known: CachedRecord) -> tuple[Draft, tuple[int, ...]]:
-        """The change in the written version, and the sums of its increments; it applies only to `known`."""
+        """The change converted to the written version, and the sums of its increments; it applies only to `known`."""
         form = self.codec
         view = self.schema.view(self.text, known)
         stored, fields = ({}, {}) if known.deleted else (known.all(), view.all())
@@ -283,7 +283,7 @@ class TypedContext(RecordContext, Generic[M]):
         return lowered, tuple(sums)
 
     def _guarded(self, draft: Draft, known: CachedRecord | None) -> Draft:
-        """The change on the condition that the record's schema is as known; if unknown, the present one."""
+        """The change, on condition that the record has the known schema version (the present one if none is known)."""
         stored = self.schema.stamp if known is None else known.fields.get(SCHEMA)
         attempt = draft._replace(expectations=(*draft.expectations, (SCHEMA, stored)))
         if known is not None:
@@ -301,7 +301,7 @@ class TypedContext(RecordContext, Generic[M]):
     def _ours(self, draft: Draft, attempt: Draft, conflict: Conflict) -> bool:
         """Whether a commit was refused because of the schema. Raises SchemaMismatch if the record is newer."""
         if not conflict.version and attempt.epoch != draft.epoch:
-            return True  # the epoch differs from the one that it was converted for
+            return True  # the epoch is not the one that the change was converted for
         if len(conflict.found) != len(attempt.expectations):
             return False
         self.schema.version_of(self.text, conflict.found[-1])
@@ -311,13 +311,13 @@ class TypedContext(RecordContext, Generic[M]):
         return conflict.found[-1] != attempt.expectations[-1][1] or moved
 
     async def _upcast_for(self, draft: Draft) -> Draft:
-        """Upcast the stored record; the change to apply after that."""
+        """Upcast the stored record; returns the change to apply after that."""
         entry = await read_path.read(self.tiers, self.keys, fresh=True)
         if draft.expected not in (None, entry.version):
             text = f"{self.text[:200]}: expected version {draft.expected}, found version {entry.version}"
             raise Conflict(text, version=entry.version)
         done = await self.upcast()
-        # A commit of ours came between; a caller that expected the version before it still may.
+        # The upcast was a commit of its own: an expectation of the version before it is moved to the version after it.
         return draft._replace(expected=done) if done is not None and draft.expected == done - 1 else draft
 
     async def is_older(self) -> bool:
@@ -376,8 +376,8 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     async def load(self, *, fresh: bool = False) -> M:
         """Read all fields as a validated model.
 
-        Absent fields take the model's defaults; NotFound if nothing was written yet and a field has no default. Raises
-        CorruptState naming the field and what is stored instead, SchemaMismatch if the record is newer.
+        Absent fields get the model's defaults; raises NotFound if nothing was written yet and a field has no default.
+        Raises CorruptState naming the field and what is stored instead, SchemaMismatch if the record is newer.
         """
         return self._context.model(await self._context.read(fresh))
 
@@ -395,8 +395,9 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     def edit(self) -> AsyncEdit[M]:
         """Open the model for changes: `async with session.edit() as trip: trip.days = 3`.
 
-        It is validated as a whole when the block ends, and the changed fields are one commit. Raises InvalidValue, or
-        Conflict if the record changed meanwhile, and then nothing is written; `modify` retries instead.
+        The model is validated as a whole when the block ends, and the changed fields are written in one commit. Raises
+        InvalidValue, or Conflict if the record changed meanwhile, and then nothing is written; `modify` retries
+        instead.
         """
         return AsyncEdit(self._context)
 
@@ -426,7 +427,8 @@ class AsyncTypedRecord(AsyncRecord, Generic[M]):
     async def upcast(self) -> int | None:
         """Store the record in its present schema version; return the new version, None if it was up to date.
 
-        The first write does this on its own. Raises SchemaMismatch or CorruptState, and then nothing is written.
+        Otherwise the first write upcasts the record. Raises SchemaMismatch or CorruptState, and then nothing is
+        written.
         """
         self._context.allow("write", None)
         return await self._context.upcast()

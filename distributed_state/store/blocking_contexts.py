@@ -270,7 +270,7 @@ class Turn(MutableMapping[str, Any]):
 
     @property
     def version(self) -> int:
-        """The version that this view shows, and that the commit expects."""
+        """The version that this view shows and that the commit expects."""
         return self._core.version
 
     def put_item(
@@ -284,7 +284,7 @@ class Turn(MutableMapping[str, Any]):
         equals: Any = ANY,
         keep: bool = False,
     ) -> None:
-        """Put an item of the record at the end, in the same commit.
+        """Put an item of the record with this commit.
 
         `if_absent` and `if_present` are as in `record.items(collection).put`; `equals` takes a result of `find`, but
         not a value: no item is read here. `keep` leaves an existing item as it is.
@@ -294,7 +294,7 @@ class Turn(MutableMapping[str, Any]):
         )
 
     def delete_item(self, collection: str, key: str, *, if_present: bool = False, equals: Any = ANY) -> None:
-        """Delete an item of the record at the end; a missing item is not an error, unless `if_present` or `equals`."""
+        """Delete an item with this commit; a missing item is an error only with `if_present` or `equals`."""
         self._core.delete_item(collection, key, if_present=if_present, equals=equals)
 
     def __getitem__(self, key: str) -> Any:

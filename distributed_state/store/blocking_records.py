@@ -41,8 +41,8 @@ class Record:
         user.update("seats", {"train": "window"})
         assert user.get_all() == {"language": "nb", "visits": visits, "seats": {"train": "window"}}
 
-    Keys are text, values any JSON values or `bytes`; values that are read are copies. A write is one commit, and
-    returns the record's new version unless it says otherwise. Any method may raise AccessDenied, WarmUnavailable or
+    Keys are text, values any JSON values or `bytes`. Reads return copies. A write is one commit, and returns the
+    record's new version unless it says otherwise. Any method may raise AccessDenied, WarmUnavailable or
     ColdUnavailable; writes raise Deleted on a deleted record, and Locked while another owner holds the record.
     """
 
@@ -57,12 +57,12 @@ class Record:
 
     @property
     def id(self) -> str:
-        """The record's id within its scope; for a new session the one that was generated."""
+        """The record's id within its scope; for a new session, the generated id."""
         return self._core.id
 
     @property
     def ephemeral(self) -> dict[str, Any]:
-        """A dict of this process alone, shared by all handles of the record; never stored, empty after an os.fork.
+        """A dict in this process, shared by all handles of the record; it is never stored, and empty after an os.fork.
 
         The 10,000 most recently used dicts are kept.
         """
@@ -71,9 +71,9 @@ class Record:
     def get(self, key: str, default: Any = None, *, fresh: bool = False, max_staleness: float | None = None) -> Any:
         """Read one field, or `default` if it is not there.
 
-        Hot answers without I/O, at most `max_staleness` seconds old: the store's setting, or a smaller value given
-        here (a larger one is refused). `fresh=True` asks the server. Raises CorruptState if stored bytes cannot be
-        read, WarmUnavailable or ColdUnavailable if a server is unavailable.
+        The value may come from hot, without I/O, and is then at most `max_staleness` seconds old: the store's setting,
+        or a smaller value given here (a larger one is refused). `fresh=True` asks the server. Raises CorruptState if
+        stored bytes cannot be read, WarmUnavailable or ColdUnavailable if a server is unavailable.
         """
         if not fresh and max_staleness is None:
             value = self._peek(key)
@@ -97,7 +97,8 @@ class Record:
             view = record.view()
             print(view.version, view.phase, view.get("city"), list(view))
 
-        In a record of many fields only the accessed ones cost time; `get_all` decodes all. Options as in `get`.
+        Only fields that are accessed are decoded, which saves time in a record with many fields; `get_all` decodes all.
+        Options as in `get`.
         """
         return finish(self._core.view(fresh=fresh, max_staleness=max_staleness))
 
@@ -139,7 +140,7 @@ class Record:
         Example::
 
             version = record.set("city", "Oslo")
-            record.set("city", "Bergen", expect_version=version)  # Conflict if another writer was faster
+            record.set("city", "Bergen", expect_version=version)  # Conflict if another writer committed first
             record.set("city", "Oslo", expect={"city": "Bergen"})  # Conflict if the city differs; see `write`
             record.set("offer", {"price": 120}, ttl=900)  # for a quarter of an hour
             record.set("paid", True, durability="archived")  # SQL has it when this returns
@@ -204,8 +205,9 @@ class Record:
     def increment(self, key: str, by: int | float = 1, *, durability: str | None = None) -> int | float:
         """Add to a number, atomically, and return the sum. A missing field counts as 0.
 
-        Whole numbers are added on the server; floats, very large integers and encrypted values by a swap. The sum is
-        exact either way, as Python adds. Raises InvalidValue if the field does not hold a number.
+        Whole numbers are added on the server; floats, very large integers and encrypted values are added here and
+        swapped in. Either way the sum is the one that Python computes. Raises InvalidValue if the field does not hold a
+        number.
         """
         return finish(self._core.increment(key, by, durability=durability))
 
@@ -236,11 +238,11 @@ class Record:
             )
             print(written.version, written.results["questions"])
 
-        Returns the new version, the sums, and the number of the first message that was added. `increment` takes
-        whole numbers of at most 15 digits, `items` `PutItem` and `DeleteItem` values, `phase` at most 200 characters.
+        Returns the new version, the sums, and the number of the first message that was added. `increment` takes whole
+        numbers of at most 15 digits, `items` `PutItem` and `DeleteItem` values, `phase` at most 200 characters.
         `expect_version` and `expect_phase` raise Conflict, and nothing is written, if the record's version or phase
-        differs. So does `expect` if a field differs from its entry there, a value, ABSENT or PRESENT; with
-        `expect_exists` the record must have been written before, or not::
+        differs. `expect` maps fields to a value, ABSENT or PRESENT, and raises Conflict if a field differs.
+        `expect_exists` requires that the record was written before (True), or was not (False)::
 
             session.write(set={"owner": "w1"}, expect={"owner": ABSENT})
 
@@ -281,13 +283,13 @@ class Record:
     def create(self, values: Mapping[str, Any] | None = None, *, is_clear: bool = False) -> int:
         """Start the record, with these fields, and return its version. Raises Conflict if it exists.
 
-        A deleted record starts again with these fields; its version continues to count. `is_clear` is passed to hooks
-        in the event `conversation.created`: a client cleared a conversation that did not exist.
+        A deleted record starts again with these fields; its version continues to count. `is_clear` is part of the event
+        `conversation.created` that hooks get: a client cleared a conversation that did not exist.
         """
         return finish(self._core.create(values, is_clear=is_clear))
 
     def transaction(self, *, durability: str | None = None) -> TransactionBody:
-        """Open a view that is committed at the end of `with`, or not at all.
+        """Open a view whose changes are committed together at the end of `with`; after an error nothing is.
 
         Example::
 
@@ -313,7 +315,7 @@ class Record:
 
         With `merge`, policies by field as in `distributed_state.merge`, a conflict is first resolved by merging: a
         field that only one side changed keeps that change, a field that both changed is merged by its policy, and new
-        messages go after those of others. `change` runs again only if a merge is impossible: for a field without a
+        messages follow those of others. `change` runs again only if a merge is impossible: for a field without a
         policy, a field that one side deleted, or a changed phase. Fields that `change` only read are not checked again.
         """
         return finish(self._core.apply(change, merge=merge))
@@ -321,14 +323,14 @@ class Record:
     def lock(
         self, *, wait: float = 5.0, ttl: float = 30.0, advisory: bool = False, take_over: int | None = None
     ) -> Lease:
-        """Hold the record alone inside `with`, or raise LockTimeout after `wait` seconds.
+        """Lock the record inside `with`, or raise LockTimeout after `wait` seconds.
 
         Example::
 
             with record.lock(wait=5.0) as lease:
                 record.set("seat", "12A")
 
-        The lease is renewed until it is released or its body, thread or task has ended, and expires `ttl` seconds after
+        The lease is renewed until it is released or its body, thread or task has ended. It expires `ttl` seconds after
         its process died. Writes inside carry the fencing token; once the lease is lost they raise Fenced, and the body
         is cancelled. Others' writes raise Locked; with `advisory=True` they pass, and only locks exclude each other.
         Waiters are served in order. The task that holds the lock may nest it. `take_over`, the token of a lease (see
@@ -338,7 +340,7 @@ class Record:
         return Lease(self._core.lock(wait=wait, ttl=ttl, advisory=advisory, take_over=take_over))
 
     def initialize(self, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any]]) -> bool:
-        """Set the missing fields, once in the record's life; True if this call did it.
+        """Set the missing fields, once for each record; return True if this call set them.
 
         Example::
 
@@ -385,13 +387,13 @@ class Record:
         """Read the record at a version, with messages and phase. Raises NotFound if it never existed or was purged.
 
         With the id of a `branch` reads a state of that branch: at one of its own versions, or without `version` the
-        last state that can be rebuilt. If versions of the branch are `missing`, that is the last one below them; later
-        commits are still in `history(branch=)`, but have no state.
+        last state that can be rebuilt. If versions of the branch are `missing`, that is the last version before the
+        missing ones; the state of later commits cannot be rebuilt, but they are still in `history(branch=)`.
         """
         return finish(self._core.at(version=version, branch=branch))
 
     def checkpoint(self, label: str) -> int:
-        """Name the present state and return the named version; `rollback(label=...)` comes back to it.
+        """Name the present state and return its version; `rollback(label=...)` restores it.
 
         A name is text of 1 to 500 characters, else InvalidValue; `rollback` uses the last checkpoint of a name.
         """
@@ -421,11 +423,11 @@ class Record:
             record.set("city", "Bergen")
             record.rollback(label="before the booking")
 
-        Fields, messages and phase come back by a new commit; history is not rewritten. A deleted record is revived.
-        A step is a commit that changed any of these, including a deletion. Rollbacks and checkpoints are not steps, so
+        A new commit restores fields, messages and phase; history is not rewritten. A deleted record is revived. A step
+        is a commit that changed any of these, including a deletion. Rollbacks and checkpoints are not steps, so
         repeated rollbacks of one step go 3 -> 2 -> 1. A rollback itself is undone by `version`. Answered requests stay
-        answered: the same request is not applied again, so a caller that wants it again gives it another id.
-        Raises NotFound if there are not that many steps, Deleted if the record was deleted in the target state.
+        answered: the same request is not applied again, so a caller that wants it applied again gives it another id.
+        Raises NotFound if there are fewer steps, Deleted if the record was deleted in the target state.
         """
         return finish(self._core.rollback(steps=steps, label=label, version=version))
 
@@ -455,7 +457,7 @@ class Items:
         print([item.key for item in page.items])
 
     A key is text of at most 1,024 bytes, a value any JSON value, or `bytes`. Keys are in the order of their bytes. The
-    newest items are in Redis, all are in SQL; `get_all` reads none of them. Each change is a commit of the record: it
+    newest items are in Redis, all are in SQL; `get_all` does not read items. Each change is a commit of the record: it
     has a version and is in the history; rollback and fork include items, by reference. With `version` a read returns
     the items as they were at that version of the record.
     """
@@ -508,8 +510,8 @@ class Items:
                 page = notes.list(limit=100, after=page.next)
 
         Returns items whose key begins with `prefix` and lies between `after` and `before` (exclusive), the smallest
-        first, or with `reverse` the greatest: then go on with `before=page.next`. Raises ColdUnavailable rather than
-        omitting items that only SQL has.
+        first, or with `reverse` the greatest first: then continue with `before=page.next`. Raises ColdUnavailable
+        rather than omitting items that only SQL has.
         """
         return finish(
             self._core.list(prefix=prefix, after=after, before=before, limit=limit, reverse=reverse, version=version)
@@ -527,10 +529,10 @@ class Items:
     ) -> int:
         """Put an item and return the record's new version. One round trip.
 
-        With `if_absent` or `if_present`, raises Conflict and writes nothing if the item exists, or does not exist.
+        With `if_absent` (or `if_present`), raises Conflict and writes nothing if the item exists (or does not exist).
         `equals` is the expected value, or the result of `find`: an `Item` that must be unchanged, or None if the item
-        must still be absent; a result of `find` needs no further read. A condition on an item that only SQL has costs
-        a read of SQL and one extra round trip.
+        must still be absent; with a result of `find` no further read is needed. A condition on an item that only SQL
+        has costs a read of SQL and one extra round trip.
         """
         return finish(
             self._core.put(key, value, if_absent=if_absent, if_present=if_present, equals=equals, durability=durability)
@@ -544,7 +546,7 @@ class Items:
         return finish(self._core.put_many(values, if_absent=if_absent, durability=durability))
 
     def put_missing(self, values: Mapping[str, Any], *, durability: str | None = None) -> frozenset[str]:
-        """Put those of the items that do not exist, in one commit, and return their keys. The others stay as they are.
+        """Put only the items that do not exist yet, in one commit, and return their keys. Existing items do not change.
 
         Example::
 
@@ -556,7 +558,7 @@ class Items:
     def delete(self, *keys: str, if_present: bool = False, equals: Any = ANY, durability: str | None = None) -> int:
         """Delete items in one commit and return the record's new version. A missing item is not an error.
 
-        With `if_present`, raises Conflict and writes nothing if any does not exist; `equals` as in `put`.
+        With `if_present`, raises Conflict and writes nothing if one of them does not exist; `equals` is as in `put`.
         """
         return finish(self._core.delete(*keys, if_present=if_present, equals=equals, durability=durability))
 
@@ -909,8 +911,8 @@ class TypedRecord(Record, Generic[M]):
     def load(self, *, fresh: bool = False) -> M:
         """Read all fields as a validated model.
 
-        Absent fields take the model's defaults; NotFound if nothing was written yet and a field has no default. Raises
-        CorruptState naming the field and what is stored instead, SchemaMismatch if the record is newer.
+        Absent fields get the model's defaults; raises NotFound if nothing was written yet and a field has no default.
+        Raises CorruptState naming the field and what is stored instead, SchemaMismatch if the record is newer.
         """
         return finish(self._core.load(fresh=fresh))
 
@@ -924,8 +926,9 @@ class TypedRecord(Record, Generic[M]):
     def edit(self) -> Edit[M]:
         """Open the model for changes: `with session.edit() as trip: trip.days = 3`.
 
-        It is validated as a whole when the block ends, and the changed fields are one commit. Raises InvalidValue, or
-        Conflict if the record changed meanwhile, and then nothing is written; `modify` retries instead.
+        The model is validated as a whole when the block ends, and the changed fields are written in one commit. Raises
+        InvalidValue, or Conflict if the record changed meanwhile, and then nothing is written; `modify` retries
+        instead.
         """
         return Edit(self._core.edit())
 
@@ -943,7 +946,8 @@ class TypedRecord(Record, Generic[M]):
     def upcast(self) -> int | None:
         """Store the record in its present schema version; return the new version, None if it was up to date.
 
-        The first write does this on its own. Raises SchemaMismatch or CorruptState, and then nothing is written.
+        Otherwise the first write upcasts the record. Raises SchemaMismatch or CorruptState, and then nothing is
+        written.
         """
         return finish(self._core.upcast())
 
