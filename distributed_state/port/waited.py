@@ -191,17 +191,17 @@ async def with_room(read: Callable[[], Awaitable[T]]) -> T:
             await found.wait(size)
 
 
-def bounded(*reads: str) -> Callable[[C], C]:
-    """Make each public coroutine method of a class one call.
+def bounded(*others: str) -> Callable[[C], C]:
+    """Make each public coroutine method of a class one call, except `others`.
 
-    `reads` names methods that read once: a read that hot answers should not pay for this, and the part that asks the
+    Those are parts of calls, or read once: a read that hot answers should not pay for this, and the part that asks the
     server is a call itself.
     """
 
     def decorate(kind: C) -> C:
         for name, work in list(vars(kind).items()):
             public = not name.startswith("_") or name in _ENTRANCES
-            if public and name not in reads and inspect.iscoroutinefunction(work):
+            if public and name not in others and inspect.iscoroutinefunction(work):
                 setattr(kind, name, one_call(work))
         return kind
 

@@ -159,11 +159,17 @@ class Tiers:
         for each in gone:
             self._epochs.pop(each.partition, None)
 
-    def listen(self, names: RecordKeys) -> None:
-        """Listen for the record's changes from now on, if hot is in use."""
+    def listen(self, names: RecordKeys) -> Freshness | None:
+        """Listen for the record's changes, if hot is in use.
+
+        Returns the freshness to keep with a record that is read from now on; None: it must not be kept.
+        """
+        if self._uses_hot and names.ref.text not in self._listening:
+            self._begin_listening(names)
+        return self.link.freshness(names.channel)
+
+    def _begin_listening(self, names: RecordKeys) -> None:
         text = names.ref.text
-        if not self._uses_hot or text in self._listening:
-            return
         silent: list[str] = []
         with self._mutex:
             self._listening[text] = names.channel

@@ -279,13 +279,12 @@ def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, op: OpId, done
     tiers.see(names.partition, done.epoch)
     text = names.ref.text
     tiers.known_ids.add(text)
+    operations = None
     if text in tiers.hot.entries and not (op.events and _may_change_lifetime(op)):
         operations = done.applied()
         if draft.items and operations is not None:
-            operations = None if not done.text else operations + done.first_items
-        tiers.hot.apply(text, done.epoch, done.version, operations)
-    else:
-        tiers.hot.apply(text, done.epoch, done.version, None)
+            operations = operations + done.first_items if done.text else None
+    tiers.hot.apply(text, done.epoch, done.version, operations)
 
 
 def _may_change_lifetime(op: OpId) -> bool:

@@ -47,13 +47,12 @@ async def _ask(tiers: Tiers, names: RecordKeys, *, fresh: bool) -> CachedRecord:
     """Load the record from the server. Concurrent readers of a record share one load, except `fresh` ones."""
     hot = tiers.hot
     text = names.ref.text
-    tiers.listen(names)
     known = hot.known(text)
     alone = fresh
     away = False
     for attempt in range(ROUNDS):
         with Loads(hot) as loads:
-            flight, ours = loads.take_off(text, freshness=tiers.link.freshness(names.channel), alone=alone)
+            flight, ours = loads.take_off(text, freshness=tiers.listen(names), alone=alone)
             if ours:
                 try:
                     loads.found[text] = await _load(tiers, names, known)
@@ -107,11 +106,7 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys], *, fresh: bool = F
     missing = [names for names, entry in entries.items() if entry is None]
     known = [tiers.hot.known(names.ref.text) for names in missing]
     with Loads(tiers.hot) as loads:
-        flights = []
-        for names in missing:
-            tiers.listen(names)
-            freshness = tiers.link.freshness(names.channel)
-            flights.append(loads.take_off(names.ref.text, freshness=freshness, alone=True)[0])
+        flights = [loads.take_off(names.ref.text, freshness=tiers.listen(names), alone=True)[0] for names in missing]
         asked = [(names, *_seen(entry)) for names, entry in zip(missing, known, strict=True)]
         answers = await tiers.warm.read_many(asked)
         for names, entry, answer in zip(missing, known, answers, strict=True):
@@ -135,11 +130,10 @@ async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> CachedReco
     hot = tiers.hot
     text = names.ref.text
     known = hot.known(text)
-    tiers.listen(names)
     found = None
     with Loads(hot) as loads:
         # Private: other readers must not wait for our lease.
-        loads.take_off(text, freshness=tiers.link.freshness(names.channel), alone=True, private=True)
+        loads.take_off(text, freshness=tiers.listen(names), alone=True, private=True)
         # Sent after acquire.lua, and again with it after NOSCRIPT, so it shows the record as the holder found it.
         answer = await lease.acquire_and((READ, *tiers.warm.read_call(names, *_seen(known))))
         if isinstance(answer, list):

@@ -132,7 +132,8 @@ def encode_key(key: str, limit: int = 1024) -> bytes:
         raise InvalidValue("a field's name cannot be empty")
     if key[0] == "#":
         raise InvalidValue(f"field {key!r}: names that begin with '#' are reserved")
-    refuse_pair(key, "field")
+    if not key.isascii():
+        refuse_pair(key, "field")
     data = key.encode("utf-8", "surrogatepass")
     if len(data) > limit:
         raise TooLarge(f"a field name of {len(data)} bytes is longer than {limit}")

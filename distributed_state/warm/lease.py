@@ -109,7 +109,8 @@ class Leases:
     def keep(self, lease: AsyncLease) -> None:
         """Note that the lease was granted: the running task writes under it, and its deadline is watched."""
         self.hold_here(lease)
-        lease.span = self.warm.telemetry.begin("lease.hold", lease.names)
+        if self.warm.telemetry.on:
+            lease.span = self.warm.telemetry.begin("lease.hold", lease.names)
         self.renewal.watch(lease)
 
     def hold_here(self, lease: AsyncLease) -> None:
@@ -133,8 +134,9 @@ class Leases:
 
     def end_span(self, lease: AsyncLease, outcome: str) -> None:
         """End the lease's telemetry span."""
-        self.warm.telemetry.finish(lease.span, outcome)
-        lease.span = None
+        if lease.span is not None:
+            self.warm.telemetry.finish(lease.span, outcome)
+            lease.span = None
 
     def seized(self, lock_value: str) -> None:
         """Note that another request's turn, or an operator, took over the lock with this value."""
@@ -196,7 +198,7 @@ def _is_held(lease: AsyncLease | None) -> bool:
     return lease is not None and not lease.released and lease.body.there
 
 
-@bounded()
+@bounded("acquire_and", "leave")
 class AsyncLease:
     """A record held by one task or thread. `token` is the fencing token, `lost` says that the lease is gone.
 

@@ -147,13 +147,12 @@ class Telemetry:
         return self._span(operation, "warm", self.of(names))
 
     def finish(self, span: Any, outcome: str) -> None:
-        """End the span of `begin`; does nothing for None."""
-        if span is not None:
-            # The text of an exception may contain a user's value: only the outcome is reported.
-            span.set_attribute("distributed_state.outcome", outcome)
-            if outcome in _FAILED:
-                span.set_status(trace.Status(trace.StatusCode.ERROR))
-            span.end()
+        """End the span of `begin`."""
+        # The text of an exception may contain a user's value: only the outcome is reported.
+        span.set_attribute("distributed_state.outcome", outcome)
+        if outcome in _FAILED:
+            span.set_status(trace.Status(trace.StatusCode.ERROR))
+        span.end()
 
     def of(self, names: RecordKeys) -> Facts:
         """Return a span's attributes for a record; its id only if settings ask for it."""
