@@ -91,7 +91,9 @@ class Tiers:
         self.rounds = Rounds(port.monotonic)
         self.hot, self.link = self._local_and_link()
         mark = partial(leave_mark, self.warm.command, keys, layout)
-        self.recovery = Recovery(port, self.warm, cold, keys, settings, mark)
+        self.recovery = Recovery(
+            port, self.warm, cold, keys, settings, leave_mark=mark, gather=self._gather, diverged=self._diverged
+        )
         self.start = self.recovery.start
         self.refill = Refill(port, self.warm, self.hot, self.link, keys, self.see, self.start)
         self.known_ids = KnownIds()
@@ -103,7 +105,7 @@ class Tiers:
         link = self.link if self._uses_hot else None
         idle_journals = IdleJournals(port, keys, link if settings.url else None)
         self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery, self.rounds, idle_journals)
-        self.unarchived = UnarchivedCommits(port, self.warm, cold, self.archiver, keys, settings)
+        self.unarchived = UnarchivedCommits(port, self.warm, cold, self.archiver, keys, settings, self._late)
         self.last_archiving = LastArchiving(port, self.archiver, self.unarchived, self.clock, settings)
         self.stream = Stream(port, self.warm, self._archived, self.start, self.unarchived.remember_event)
         self.branches = Branches(port, cold, self.stream, keys)
@@ -112,8 +114,6 @@ class Tiers:
         self.presence = Presence(port, self.warm, self.stream, keys, settings, self.rounds, self.figures)
         self.gathering = Gathering(port, self.warm, keys, self.unarchived, link, active=settings.beat > 0)
         self._silent: dict[str, float] = {}  # replicas that did not report their unarchived commits, and when
-        self.recovery.connect(self._gather, self._diverged)
-        self.unarchived.late = self._late
         self.handlings: list[HandlerWorker] = []
         self.workers: list[Worker] = []
         self._epochs: dict[int, str] = {}

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from distributed_state.cold.engine import chunks
@@ -53,11 +53,16 @@ _UPTIME_MS = 2_000  # error of a start time: `uptime_in_seconds` is whole second
 _LONGEST = 0.25
 
 
-@dataclass(slots=True)
-class _Saved:
-    """Commits that SQL lacked: those kept in branches, how many were restored, and how many replicas did not answer."""
+@dataclass(frozen=True, slots=True)
+class _Together:
+    """SQL's cursor once SQL and Redis have one state; `fits`: Redis' stream of events lacks none that SQL has.
 
-    kept: list[Kept] = field(default_factory=list)
+    Commits that SQL lacked: those kept in branches, how many were restored, and how many replicas did not answer.
+    """
+
+    cursor: Cursor | None
+    fits: bool = False
+    kept: Sequence[Kept] = ()
     put_back: int = 0
     silent: int = 0
 
@@ -79,7 +84,10 @@ class Recovery:
         cold: ColdStore,
         keys: Keys,
         settings: Settings,
+        *,
         leave_mark: Callable[[], Awaitable[object]],
+        gather: Gather,
+        diverged: Callable[[Sequence[Kept]], Awaitable[None]],
     ) -> None:
         self._port = port
         self._warm = warm
@@ -88,16 +96,13 @@ class Recovery:
         self._keys = keys
         self._limit = settings.timeout + settings.retry_for
         self._leave_mark = leave_mark
+        self._gather = gather
+        self._diverged = diverged
         self._embedded = settings.url is None
         self.count = 0
         """How many partitions this replica started again after Redis lost data, or may have lost some."""
         self.last = 0.0
         """When it did so last, by the server's clock; 0 if never."""
-
-    def connect(self, gather: Gather, diverged: Callable[[Sequence[Kept]], Awaitable[None]]) -> None:
-        """Set the callbacks of the class's docstring. Their owners need a Recovery, so they are made after it."""
-        self._gather = gather
-        self._diverged = diverged
 
     async def start(self, partition: int, *, over: str = "", backfilled: Backfilled | None = None) -> None:
         """Return when the partition has started, here or elsewhere. Raises RecoveryInProgress if that takes too long.
@@ -201,7 +206,7 @@ class Recovery:
         if not life.primary:
             await self._port.relocate()
             raise WarmUnavailable(f"{node} is a replica")
-        place = (await self._warm.partitions.states([keys]))[keys.partition]
+        place = (await self._partitions.states([keys]))[keys.partition]
         elsewhere = await self._is_elsewhere(place, life, node)
         if place.epoch and place.epoch != over and await self._is_same(place, life, node, elsewhere=elsewhere):
             return place.life == life.name or await self._partitions.rename(keys, place.epoch, place.life)
@@ -284,15 +289,15 @@ class Recovery:
         # empty at each start, which is not a loss.
         had_epoch = before is not None and not self._embedded
         had_epoch = had_epoch and (seen != "" or await self._port.sql(self._cold.any_begun, partition))
-        fits = False
-        saved = _Saved()
         if backfilled is not None and seen:
             cursor = await self._catch_up(keys, token, cursor, backfilled)
+        together: _Together | None = _Together(None)
         if cursor is not None:
-            together = await self._bring_together(keys, token, seen, cursor, saved)
-            if together is None:
-                return False
-            cursor, fits = together
+            together = await self._bring_together(keys, token, seen, cursor)
+        if together is None:
+            return False
+        cursor = together.cursor
+        fits = together.fits
         # Or the replica that repaired the partition died after that, and the journal still fits.
         repaired = backfilled is not None or (fits and await self._port.sql(self._cold.is_repaired, partition, seen))
         if mixed:
@@ -319,12 +324,12 @@ class Recovery:
         if word != "ok":
             await self._mark_never_begun(minted)
         if word == "ok" and lost:
-            await self._diverged(saved.kept)
+            await self._diverged(together.kept)
             self.count += 1
             self.last = self._warm.clock.now()
         former = seen or (before.epoch if before else "")
         if word == "ok" and lost and cursor is not None:
-            _log_loss(minted, former, cursor, saved, why=_loss_cause(seen, fits))
+            _log_loss(minted, former, cursor, together, why=_loss_cause(seen, fits))
         else:
             _log_begin(minted, former, began=word == "ok", repaired=repaired)
         return word != "lost"
@@ -340,12 +345,10 @@ class Recovery:
                 error,
             )
 
-    async def _bring_together(
-        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, saved: _Saved
-    ) -> tuple[Cursor, bool] | None:
-        """Archive the entries that continue SQL, and discard from Redis records that are newer in SQL. None: try again.
+    async def _bring_together(self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor) -> _Together | None:
+        """Archive the entries that continue SQL, and discard from Redis records that are newer in SQL.
 
-        Returns SQL's cursor afterwards, and whether Redis' stream of events is complete. Branches are noted in `saved`.
+        None: try again.
         """
         unmatched: list[JournalEntry] | None = []
         moved: Cursor | None = cursor
@@ -356,8 +359,8 @@ class Recovery:
             unmatched = await self._discard_newer(keys, token, seen)
         if moved is None or unmatched is None:
             return None
-        back = await self._restore_unarchived(keys, token, seen, moved, unmatched, saved)
-        return None if back is None else (back[0], fits and not back[1])
+        together = await self._restore_unarchived(keys, token, seen, moved, unmatched)
+        return None if together is None else replace(together, fits=fits and together.fits)
 
     async def _catch_up(
         self, keys: PartitionKeys, token: str, cursor: Cursor | None, backfilled: Backfilled
@@ -428,11 +431,11 @@ class Recovery:
         return unmatched if await self._discard(keys, token, seen, names) else None
 
     async def _restore_unarchived(
-        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, unmatched: list[JournalEntry], saved: _Saved
-    ) -> tuple[Cursor, bool] | None:
+        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, unmatched: list[JournalEntry]
+    ) -> _Together | None:
         """Archive the commits of live replicas and of the journal that continue SQL; keep the others in branches.
 
-        Returns SQL's cursor afterwards, and whether lifecycle events were archived that Redis' stream lacks.
+        None: try again.
         """
         partition = keys.partition
         remembered, silent = await self._gather(partition, cursor.epoch)
@@ -443,16 +446,16 @@ class Recovery:
         own = unmatched if seen == cursor.epoch else []
         known = await self._port.sql(self._cold.known, partition, cursor.epoch, [*own, *remembered])
         plan = reconcile(cursor.epoch, cursor.offset, known, own, remembered)
+        kept: list[Kept] = []
         for epoch, entries in ((seen, [] if own else unmatched), (cursor.epoch, plan.diverged)):
             if entries:
-                saved.kept += await self._keep(
+                kept += await self._keep(
                     keys, epoch, entries, f"Redis lost what SQL has up to {cursor.epoch} {cursor.offset}"
                 )
-        saved.silent = len(silent)
         if silent:
             log.warning("partition %d: %d replicas do not say what they remember", partition, len(silent))
         if not plan.continued:
-            return cursor, False
+            return _Together(cursor, True, kept, 0, len(silent))
         for some in chunks(plan.continued, _PAGE):
             carried = await self._archive(keys, token, cursor, [*some, _mark(cursor, some[-1], token)])
             if carried is None:
@@ -461,8 +464,8 @@ class Recovery:
         names = {self._keys.of(Ref.parse(entry.record)) for entry in plan.continued if entry.record}
         if not await self._discard(keys, token, seen, names):
             return None
-        saved.put_back += len(plan.continued)
-        return cursor, any(kind == b"e" for entry in plan.continued for kind, _, _ in unpack(entry.data))
+        lacks_events = any(kind == b"e" for entry in plan.continued for kind, _, _ in unpack(entry.data))
+        return _Together(cursor, not lacks_events, kept, len(plan.continued), len(silent))
 
     async def _keep(self, keys: PartitionKeys, epoch: str, entries: Sequence[JournalEntry], cause: str) -> list[Kept]:
         """Keep entries that SQL cannot continue with: changes of records in branches, other events in quarantine."""
@@ -493,14 +496,14 @@ class Recovery:
     async def _records_in_redis(self, keys: PartitionKeys, token: str) -> set[RecordKeys]:
         """All records of the partition in Redis, found by scanning its keys."""
         found: set[RecordKeys] = set()
-        cursor, texts = await self._warm.partitions.records_page(keys, 0)
+        cursor, texts = await self._partitions.records_page(keys, 0)
         while True:
             names = ((text, self._keys.of(Ref.parse(text))) for text in texts)
             found.update(each for text, each in names if each.ref.text == text)  # not a record's lock or queue
             if not cursor:
                 return found
             await self._partitions.renew_right(keys, token)
-            cursor, texts = await self._warm.partitions.records_page(keys, cursor)
+            cursor, texts = await self._partitions.records_page(keys, cursor)
 
 
 def _mark(cursor: Cursor, last: JournalEntry, token: str) -> JournalEntry:
@@ -537,22 +540,22 @@ def _loss_cause(seen: str, fits: bool) -> str:
     return "Redis began another life of its data" + (", and has what SQL has" if fits else ", and lacks what SQL has")
 
 
-def _log_loss(minted: Cursor, former: str, reached: Cursor, saved: _Saved, *, why: str) -> None:
+def _log_loss(minted: Cursor, former: str, reached: Cursor, together: _Together, *, why: str) -> None:
     """Log what is known of a loss. Commits known only to a process that has ended cannot be counted."""
-    branched = sum(each.commits for each in saved.kept)
+    branched = sum(each.commits for each in together.kept)
     text = (
         "partition %d: epoch %s after %s: %s; %d commits were restored from their writers, %d are kept in "
         "branches; lost: commits acknowledged after offset %d that only ended processes had%s"
     )
-    silent = f" or to {saved.silent} replicas that did not answer" if saved.silent else ""
-    fields = _epoch_fields(minted, former) | {"put_back": saved.put_back, "branched": branched}
+    silent = f" or to {together.silent} replicas that did not answer" if together.silent else ""
+    fields = _epoch_fields(minted, former) | {"put_back": together.put_back, "branched": branched}
     log.warning(
         text,
         minted.partition,
         minted.epoch,
         former,
         why,
-        saved.put_back,
+        together.put_back,
         branched,
         reached.offset,
         silent,

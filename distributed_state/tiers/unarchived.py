@@ -150,11 +150,10 @@ class UnarchivedCommits:
     called again with the same entries if it raises. `limit` is in bytes; infinite if no commits are kept at all.
     """
 
-    late: Late
-
     def __init__(
-        self, port: Port, warm: Warm, cold: ColdStore, archiver: Archiver, keys: Keys, settings: Settings
+        self, port: Port, warm: Warm, cold: ColdStore, archiver: Archiver, keys: Keys, settings: Settings, late: Late
     ) -> None:
+        self.late = late
         self.bytes = 0
         # Not for an embedded server: it loses data only with its process, and so with this memory.
         self.remembers = settings.unarchived_bytes > 0 and settings.url is not None

@@ -30,7 +30,7 @@ class Node:
 
 def recovery() -> Recovery:
     given: Any = Node(), SimpleNamespace(partitions=None), None, None, SimpleNamespace(timeout=1, retry_for=1, url="x")
-    return Recovery(*given, leave_mark=lambda: None)  # type: ignore[arg-type,return-value]  # stand-ins
+    return Recovery(*given, leave_mark=None, gather=None, diverged=None)  # type: ignore[arg-type]  # stand-ins
 
 
 async def is_same(proved: float, former: str = "") -> bool:
