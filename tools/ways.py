@@ -56,6 +56,8 @@ def followed(way: Way) -> Iterator[None]:
     def note(frame: FrameType, event: str, _: Any) -> None:
         if event != "call" or not frame.f_code.co_filename.startswith(str(PACKAGE)):
             return
+        if frame.f_code.co_code[frame.f_lasti + 1] & 3:
+            return  # the RESUME of a coroutine that waited, not of one that begins
         functions.add(frame.f_code)
         file = frame.f_code.co_filename.removeprefix(f"{PACKAGE}/")
         if not way.path or way.path[-1] != file:
