@@ -1,10 +1,10 @@
-"""The state of an agent in a session: its memory for one task, its phase, and how a record stores them.
+"""The state of an agent in a session: its memory for one task and its phase, and their form in a record.
 
 Law: values are frozen, and a save is one commit of the changes since the state was loaded.
 
-All of it is JSON and is read back as it was written. The history is the record's messages, the phase is the record's
-phase, and everything else is a field: `agent.goal`, `agent.note.<key>`, `agent.tool_call.<number>`. So the cost of a
-save depends on the changes, not on the length of the conversation.
+The whole state is JSON, and is read back as it was written. The history is the record's messages, the phase is the
+record's phase, and everything else is a field: `agent.goal`, `agent.note.<key>`, `agent.tool_call.<number>`. The cost
+of a save therefore depends on the changes, not on the length of the conversation.
 
 `TaskState` and `UserState` are schemas for typed records; any pydantic model of your own works the same way.
 
@@ -48,7 +48,7 @@ from distributed_state.values.model import MAX_PHASE, PHASE, Message, Ref
 
 
 def as_json(value: Any) -> Any:
-    """The value, if it can be stored. Raises InvalidValue."""
+    """The value. Raises InvalidValue if it cannot be stored as JSON."""
     codec.encode(value)
     return value
 
@@ -59,7 +59,7 @@ def now() -> float:
 
 
 def text_of(value: Any, name: str) -> str:
-    """The value, if it is a text. Raises InvalidValue."""
+    """The value. Raises InvalidValue if it is not text."""
     if not isinstance(value, str):
         raise InvalidValue(f"{name} is a str, not {value!r:.80}")
     return value
@@ -97,12 +97,12 @@ class ToolCall(BaseModel):
         return self.result if isinstance(self.result, str) else codec.encode(self.result).decode().strip()
 
     def to_request(self) -> dict[str, Any]:
-        """The call as an assistant message's `tool_calls` holds it, in the OpenAI chat format."""
+        """The entry for this call in an assistant message's `tool_calls`, in the OpenAI chat format."""
         arguments = codec.encode(self.arguments).decode().strip()
         return {"id": self.call_id, "type": "function", "function": {"name": self.tool_name, "arguments": arguments}}
 
     def to_message(self) -> Message:
-        """The answer to the model, a tool message; its metadata has the call, its duration and its error."""
+        """The tool message that answers the model; its metadata has the call, its duration and its error."""
         known = {"tool_name": self.tool_name, "arguments": self.arguments, "error": self.error}
         failed = {} if self.succeeded else {"is_error": True}  # to_anthropic and to_langchain pass it to the model
         return Message(
@@ -143,7 +143,7 @@ class WorkingMemory(BaseModel):
         return self.model_copy(update={"completed_steps": (*self.completed_steps, step)})
 
     def pending_steps(self) -> tuple[str, ...]:
-        """The remaining steps of the plan, in order. A step planned twice must be completed twice."""
+        """The remaining steps of the plan, in order. A step that the plan has twice must be completed twice."""
         done = Counter(self.completed_steps)
         done.subtract(self.plan_steps)
         left = []
@@ -177,7 +177,7 @@ class Role(StrEnum):
 
 
 class AgentPhase(StrEnum):
-    """The phases of the machine DEFAULT. Each is equal to its stored text, and can be used in its place."""
+    """The phases of the machine DEFAULT. Each equals its stored text, which can be used instead."""
 
     IDLE = "idle"
     PLANNING = "planning"
@@ -209,7 +209,7 @@ def _as_id(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The stored part of a state: the version to expect, and the values that need not be written again."""
+    """The stored part of a state: the version that the next save expects, and the values that it need not write."""
 
     record: str
     epoch: str
@@ -222,11 +222,11 @@ class Saved:
 
 
 class AgentState(BaseModel):
-    """All that an agent knows of one session at one moment. Times are in seconds since 1970.
+    """Everything that an agent knows about one session at one moment. Times are in seconds since 1970.
 
     Each `to_...` follows an event of the machine DEFAULT, counts an iteration, and raises InvalidTransition where the
-    table has no such event, naming the methods that are possible. Two states are equal if their fields are, wherever
-    they are saved.
+    table has no such event, naming the methods that are possible. Two states are equal if their fields are equal,
+    wherever they are saved.
     """
 
     model_config = FROZEN
@@ -244,11 +244,11 @@ class AgentState(BaseModel):
 
     @classmethod
     def from_user_input(cls, text: str, session_id: str | None = None) -> Self:
-        """A state that plans how to answer a user, under a new session id or the one given."""
+        """A state in the phase of planning an answer to a user, with the given session id or a new one."""
         return (cls() if session_id is None else cls(session_id=Ref("session", session_id).id)).new_task(text)
 
     def new_task(self, text: str) -> Self:
-        """Begin the next task of the conversation: the memory has only the goal, iterations count from 0."""
+        """Begin the next task of the conversation: the memory holds only the goal, and iterations start at 0."""
         memory = WorkingMemory(goal=text_of(text, "the user's input"))
         begun = self._move("new_task", memory=memory, iteration=0, final_answer=None, error_message=None)
         return begun.with_messages(Message(role="user", content=text, timestamp=begun.updated_at))
@@ -279,7 +279,7 @@ class AgentState(BaseModel):
         return self._move("fail", error_message=text_of(message, "an error message"))
 
     def record_observation(self, thought: str, call: ToolCall) -> Self:
-        """Add a finished call to memory and to history, as the assistant's message that asks and the tool's answer."""
+        """Add a finished call to the memory, and to the history as the assistant's message and the tool's answer."""
         moved = self._move("step_complete", memory=self.memory.record_tool_call(call))
         asked = Message(
             role="assistant",
@@ -309,7 +309,7 @@ class AgentState(BaseModel):
         return self._saved
 
     def with_saved(self, saved: Saved) -> Self:
-        """The state with a note of its stored part. For the store, which loads and saves it."""
+        """The state with a note of its stored part. Used by the store when it loads or saves a state."""
         state: Self = self.model_copy()
         state.__pydantic_private__ = {"_saved": saved}
         return state
@@ -326,7 +326,7 @@ class AgentState(BaseModel):
 
     @field_serializer("history")
     def _as_given(self, history: tuple[Message, ...]) -> list[dict[str, Any]]:
-        # Only the given fields: an absent name and a null one are stored differently.
+        # Only the given fields: an absent field and a null field are stored differently.
         return [message.to_dict() for message in history]
 
     def __eq__(self, other: object) -> bool:
@@ -334,7 +334,7 @@ class AgentState(BaseModel):
 
 
 def valid(fields: dict[str, Any]) -> AgentState:
-    """A state from its fields. Raises InvalidValue naming the wrong one."""
+    """A state from its fields. Raises InvalidValue, which names the wrong field."""
     try:
         return AgentState.model_validate(fields)
     except ValidationError as error:
@@ -345,7 +345,7 @@ _MEMORY = ("goal", "plan_steps", "completed_steps")
 _STATE = ("iteration", "final_answer", "error_message", "created_at", "updated_at")
 _NOTE = "agent.note."
 _CALL = "agent.tool_call."
-_MARK = b"agent.created_at"  # a record without it holds no state
+_MARK = b"agent.created_at"  # a record without this field holds no state
 _ABSENT: Any = object()
 
 
@@ -353,13 +353,13 @@ _ABSENT: Any = object()
 
 
 async def load(context: RecordContext) -> AgentState | None:
-    """The state as it was last saved, with the version that the next save expects."""
+    """The last saved state, with the version that the next save expects."""
     shown = await messages.chosen(context.tiers, context.keys, messages.Page(), fresh=True)
     return read(context.keys, shown.entry, shown.messages())
 
 
 def shown(state: AgentState | None) -> tuple[str, ...]:
-    """The fields of its record that a state shows, for the policy."""
+    """The fields of its record that a state shows; the policy is asked for them."""
     if state is None:
         return ()
     notes = (_NOTE + key for key in state.memory.notes)
@@ -406,7 +406,7 @@ def _fields(state: AgentState) -> dict[str, Any]:
 
 
 def known(names: RecordKeys, state: AgentState) -> tuple[Saved, bool]:
-    """The part of a state that this record holds, as far as the state knows, and whether that is nothing."""
+    """The part of a state that this record holds according to the state, and whether it holds no state yet."""
     if type(state) is not AgentState:
         raise InvalidValue(f"save_state takes an AgentState, not {type(state).__name__}")
     if state.session_id != names.ref.id:
@@ -418,7 +418,7 @@ def known(names: RecordKeys, state: AgentState) -> tuple[Saved, bool]:
 
 
 async def save(context: RecordContext, state: AgentState) -> AgentState:
-    """Write the changes since the state was loaded, unless the record changed meanwhile; the state as saved."""
+    """Write the changes since the state was loaded, unless the record changed meanwhile; returns the saved state."""
     names = context.keys
     base, new = known(names, state)
 
@@ -442,7 +442,7 @@ async def save(context: RecordContext, state: AgentState) -> AgentState:
 
 
 def before(names: RecordKeys, entry: CachedRecord, history: list[Message], cause: Exception | None = None) -> Saved:
-    """A record for a new state; it may exist but should not hold a state yet."""
+    """The base for a new state. Raises InvalidValue if the record holds a state already."""
     if not entry.deleted and _MARK in entry.fields:
         text = f"{names.ref.text[:200]}: holds a state already, at version {entry.version}; go on from load_state()"
         raise InvalidValue(text) from cause
@@ -452,7 +452,10 @@ def before(names: RecordKeys, entry: CachedRecord, history: list[Message], cause
 async def base_for(
     names: RecordKeys, entry: CachedRecord, state: AgentState, history: Callable[[], Awaitable[list[Message]]]
 ) -> Saved:
-    """The base on which a turn that began with this entry saves a state. Raises Conflict if it has another base."""
+    """The base for saving a state in a turn that began with this entry.
+
+    Raises Conflict if the state has another base.
+    """
     base, new = known(names, state)
     if new:
         return before(names, entry, await history())
@@ -463,7 +466,7 @@ async def base_for(
 
 
 def put(change: Changes, state: AgentState, base: Saved) -> AgentState:
-    """Put the differences from `base` into `change`; the state as it is then stored."""
+    """Put the differences from `base` into `change`; returns the state as it will be stored."""
     state, start, first = _checked(state, base)
     memory = state.memory
     for name, value in _fields(state).items():
@@ -487,9 +490,9 @@ def put(change: Changes, state: AgentState, base: Saved) -> AgentState:
 
 
 def _checked(state: AgentState, base: Saved) -> tuple[AgentState, int, int]:
-    """The state, valid; where its new messages begin, and its new tool calls.
+    """The validated state, and the indexes from which its messages and its tool calls are new.
 
-    Only new parts are checked: loaded or saved ones were valid then, and a long history would cost time.
+    Only new parts are checked: loaded and saved parts were checked before, and checking a long history takes time.
     """
     memory = state.memory
     if not isinstance(memory, WorkingMemory):
@@ -526,12 +529,12 @@ def _checked(state: AgentState, base: Saved) -> tuple[AgentState, int, int]:
 
 
 def _new_notes(memory: WorkingMemory, base: Saved) -> dict[str, Any]:
-    # By identity: True is equal to 1, but is another note.
+    # Compared by identity: True equals 1, but is stored differently.
     return {key: value for key, value in memory.notes.items() if value is not base.notes.get(key, _ABSENT)}
 
 
 class TaskState(BaseModel):
-    """A piece of work: `store.task("t1", schema=TaskState)`. Steps are counted, `data` has the results so far."""
+    """A task: `store.task("t1", schema=TaskState)`. Steps are counted, `data` has the results so far."""
 
     goal: str
     status: Literal["pending", "in_progress", "waiting", "done", "failed"] = "pending"

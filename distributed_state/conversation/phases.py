@@ -1,7 +1,9 @@
-"""Phases and the events that lead from one to the next. Law: a transition commits only in the phase that it left.
+"""Phases and the events that lead from one to the next.
 
-A table is checked when it is made, an event when it is committed: the server compares the phase that the decision was
-based on, in the same atomic step as the write.
+Law: a transition commits only if the phase it leaves is current.
+
+A table is checked when it is made. An event is checked when it is committed: the server compares the current phase with
+the phase that the decision was based on, in the same atomic step as the write.
 
 Design: section 13.
 """
@@ -26,8 +28,8 @@ from distributed_state.values.model import PHASE, Message, checked_phase
 class StateMachine:
     """A table {(state, event): state}, the state to begin in, and a name for error messages.
 
-    `final` holds the states in which a run is over; by default those without events. Raises InvalidValue if the table
-    is empty, has names other than str of 1 to 200 characters, or has no way out of `initial`.
+    `final` holds the states in which a run has ended, by default the states without events. Raises InvalidValue if the
+    table is empty, has names other than str of 1 to 200 characters, or has no way out of `initial`.
     """
 
     table: Mapping[tuple[str, str], str] = field(hash=False)
@@ -70,7 +72,7 @@ class StateMachine:
 
     def __reduce__(self) -> tuple[Any, ...]:
         known = {"initial": self.initial, "name": self.name, "final": self.final}
-        return partial(StateMachine, **known), (dict(self.table),)  # type: ignore[arg-type]  # as __init__ has them
+        return partial(StateMachine, **known), (dict(self.table),)  # type: ignore[arg-type]  # the types of __init__
 
 
 def _check(name: Any, table: Any, initial: Any) -> None:
@@ -102,7 +104,7 @@ TASK_MACHINE = StateMachine(
     initial="idle",
     name="task machine",
 )
-"""A task that is worked off step by step and may ask its user."""
+"""The phases of a task that is done step by step and may ask its user."""
 
 REASONING_MACHINE = StateMachine(
     {
@@ -117,7 +119,7 @@ REASONING_MACHINE = StateMachine(
     initial="idle",
     name="reasoning machine",
 )
-"""A loop that looks at what it found before it goes on: it plans again, answers, or gives up."""
+"""The phases of a loop that reflects on its results before it plans again, answers, or gives up."""
 
 DEFAULT = StateMachine(
     {
@@ -138,7 +140,7 @@ DEFAULT = StateMachine(
     name="default machine",
     final=frozenset({"done", "error"}),
 )
-"""Both, with short cuts for simple questions, failure from everywhere, and the conversation's next task."""
+"""Both tables above, with direct answers to simple questions, failure from any phase, and a next task."""
 
 
 async def transition(
@@ -149,13 +151,13 @@ async def transition(
     set: Mapping[str, Any],
     append: Iterable[Message | dict[str, Any]],
 ) -> str:
-    """Move the record's phase along the table, in one commit with the other changes; the new phase."""
+    """Move the record's phase along the table, in one commit with the other changes; returns the new phase."""
     if not isinstance(machine, StateMachine):
         raise InvalidValue(f"machine is a StateMachine, not {machine!r:.80}")
     messages = tuple(append)
     entry = await read_path.read(context.tiers, context.keys)
     if entry.deleted or event not in machine.events(_phase(_raw(entry), machine)):
-        # Hot may be a moment out of date: only the server's state may refuse.
+        # Hot may be slightly stale, so an event is refused only on the server's state.
         entry = await read_path.read(context.tiers, context.keys, fresh=True)
     if entry.deleted:
         raise Deleted(f"{context.text[:200]}: deleted at version {entry.version}", version=entry.version)

@@ -1,9 +1,9 @@
-"""Answered requests of a record, so that none is served twice. Law: a record keeps the last few, one field each.
+"""Answered requests of a record, so that each is served only once. Law: a record keeps the last few, one field each.
 
 The field holds a list: the version before the request's commit, and, in a session, its outcome, its id, and its changes
-to the session's user (see `turn_user`). A negative version marks a request that a fork has from its source.
+to the session's user (see `turn_user`). A negative version marks a request that a fork inherited from its source.
 
-These fields are not part of the state that `rollback`, `restore_state` or `clear` replace.
+`rollback`, `restore_state` and `clear` do not change these fields.
 
 Design: section 13.
 """
@@ -21,7 +21,7 @@ from distributed_state.values import codec
 from distributed_state.values.codec import Codec
 from distributed_state.values.model import REQUEST
 
-_VERSION = re.compile(rb"\[(-?\d+)")  # if the stored list is plain text
+_VERSION = re.compile(rb"\[(-?\d+)")  # matches if the stored list is not encrypted
 
 
 def name_of(request_id: str | None) -> bytes | None:
@@ -36,26 +36,26 @@ def name_of(request_id: str | None) -> bytes | None:
 
 
 def slot_of(name: str) -> bytes:
-    """The field that stores the last request of a slot, with any id. Raises InvalidValue for a bad name."""
+    """The field that stores the last request of a slot, whatever its id. Raises InvalidValue for an invalid name."""
     if not isinstance(name, str) or not 0 < len(name.encode("utf-8", "surrogatepass")) <= 256:
         raise InvalidValue(f"a slot is a str of 1 to 256 bytes, not {name!r:.80}")
     return REQUEST + b"#" + name.encode("utf-8", "surrogatepass")
 
 
 def find(entry: CachedRecord, request: bytes) -> list[Any] | None:
-    """The list of an answered request, None if the record does not have it."""
+    """The stored list of an answered request, None if the record does not have it."""
     stored = entry.fields.get(request)
     found: list[Any] | None = None if stored is None else entry.codec.decode(stored, codec.decode_key(request))
     return found
 
 
 def answered_at(kept: list[Any]) -> int:
-    """The version that a request became; in a fork that has it from its source, the fork's first one."""
+    """The version that a request's commit made; for a request that a fork inherited, the fork's first version."""
     return max(int(kept[0]), 0) + 1
 
 
 def remember(most: int, changes: Changes, entry: CachedRecord, request: bytes, kept: list[Any]) -> None:
-    """Note that a request was answered, and drop old requests: `most` are kept."""
+    """Note that a request was answered, and drop old requests so that `most` are kept."""
     form = entry.codec
     changes.reserved(request, form.encode(kept, codec.decode_key(request)))
     known = [(name, data) for name, data in entry.fields.items() if name[:2] == REQUEST and name != request]

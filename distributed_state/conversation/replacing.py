@@ -1,7 +1,7 @@
-"""Removes messages: the last one, or all after a given one. Law: a change removes exactly the messages that were seen.
+"""Removes messages: the last one, or all after a given one. Law: a change removes exactly the messages that were read.
 
-Nothing is erased: the earlier version still shows them, and their numbers are not used again. The messages that a
-session shows are given by the numbers of its runs; a change that removes some expects those runs to be unchanged.
+Removed messages are not erased: earlier versions still show them, and their numbers are not used again. A session's
+runs of numbers say which messages it shows; a change that removes messages expects these runs to be unchanged.
 
 Design: section 11.
 """
@@ -57,7 +57,7 @@ async def replace(
     *,
     note: Note | None = None,
 ) -> int:
-    """Replace all messages after `after` by these; the new version."""
+    """Replace all messages after the number `after` by these; returns the new version."""
     given = [*new]
     for name, number in (("after", after), ("expect_last", expect_last)):
         if number is not None and (type(number) is not int or number < 0):
@@ -75,7 +75,7 @@ async def replace(
         vain = not given and kept == runs
         if (refusal is not None or vain) and not fresh:
             fresh = True
-            return await once()  # hot may be out of date
+            return await once()  # hot may be stale
         fresh = True
         if refusal is not None:
             return refusal
@@ -90,7 +90,7 @@ async def replace(
 
 
 def _up_to(runs: Sequence[Segment], number: int) -> list[Segment]:
-    """The runs up to the message of this number, which they show; [] if they do not."""
+    """The runs up to the message of this number; [] if they do not show it."""
     at = next((at for at, run in enumerate(runs) if run.start <= number < run.stop), None)
     return [] if at is None else [*runs[:at], Segment(runs[at].source, runs[at].start, number + 1)]
 
@@ -114,7 +114,7 @@ async def _commit(
     durability: str | None,
     note: Note | None,
 ) -> int:
-    """Show these runs and then the new messages, if the record still shows the same as in this entry."""
+    """Commit these runs followed by the new messages, if the record still shows the same messages as this entry."""
     changes = context.changes()
     shown = message_ranges.shown(kept, entry.fields)
     message_ranges.refuse_many(context.text, shown[SEGMENTS], entry.fields.get(SEGMENTS, b"[]"))
@@ -122,7 +122,7 @@ async def _commit(
         changes.reserved(name, data)
     summary = entry.fields.get(SUMMARY)
     if summary is not None and not _stands(Summary.parse(summary, entry.codec), kept):
-        changes.reserved(SUMMARY, None)  # it summarizes removed messages
+        changes.reserved(SUMMARY, None)  # the summary is of removed messages
     for message in new:
         changes.append(message)
     if note is not None:
@@ -135,5 +135,5 @@ async def _commit(
 
 
 def _stands(summary: Summary, kept: Sequence[Segment]) -> bool:
-    """Whether all of the summarized messages are still shown: they lie before the last of these."""
+    """Whether all summarized messages are still shown: the end of the summary is not after the end of these runs."""
     return bool(kept) and summary.stop <= kept[-1].stop

@@ -1,10 +1,10 @@
 """Plain functions as tools of a model, the calls of one turn, and a few ready tools (`TOOLBOX`).
 
-Law: the changes of a tool are kept if it returns; if it fails, none of them is.
+Law: all changes of a tool are kept if it returns, and all are dropped if it fails.
 
-A mistake of the model (an unknown tool, arguments that do not fit) is a failed call whose error says what was
+A mistake of the model (an unknown tool, arguments that do not fit) gives a failed call whose error says what was
 expected; only mistakes of the program and errors of the store are raised. A call with an id runs once. A call that was
-refused before its tool began has no duration, and its id stays free.
+refused before its tool began has no duration, and its id can be used again.
 
 Design: section 13.
 """
@@ -28,12 +28,12 @@ from distributed_state.values import codec
 
 INJECTED = ("state", "agent_state", "user_state", "session")
 _GONE: Any = object()
-_WRONG = 5  # arguments that are named in one error
+_WRONG = 5  # number of wrong arguments that one error names
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a model may call. Calling it directly is calling the function."""
+    """A function that a model may call. A direct call of a Tool calls the function."""
 
     name: str
     description: str
@@ -47,7 +47,7 @@ class Tool:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """JSON schema of what the model gives; the injected parameters are not in it."""
+        """JSON schema of the arguments that the model gives, without injected parameters."""
         schema = self.arguments.model_json_schema()
         return {"type": "object", "properties": schema.pop("properties", {})} | {
             name: part for name, part in schema.items() if name not in ("title", "type")
@@ -70,7 +70,7 @@ class Tool:
             given = codec.decode(arguments.encode()) if isinstance(arguments, str) else arguments
             codec.encode(given)  # NaN and the like: Python reads them, but they are not JSON
         except (CorruptState, UnicodeEncodeError, InvalidValue) as error:
-            # None of the arguments: they may be a secret, and errors are logged.
+            # The error omits the arguments: they may be secret, and errors are logged.
             what = f"the {len(arguments)} characters of" if isinstance(arguments, str) else "the"
             raise InvalidValue(f"{self.name}: {what} arguments are not JSON; {self.takes}") from error
         if not isinstance(given, dict):
@@ -79,7 +79,7 @@ class Tool:
         return given
 
     def bind(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The function's arguments, checked and converted. Raises InvalidValue naming the wrong ones."""
+        """The function's arguments, checked and converted. Raises InvalidValue, which names the wrong ones."""
         try:
             checked = self.arguments.model_validate(given)
         except ValidationError as error:
@@ -90,7 +90,7 @@ class Tool:
 
     @property
     def takes(self) -> str:
-        """The expected arguments, in a line for an error: "book takes city: string, nights: integer (optional)"."""
+        """The expected arguments as one line of an error: "book takes city: string, nights: integer (optional)"."""
         schema = self.parameters
         kinds = {name: f": {part['type']}" if "type" in part else "" for name, part in schema["properties"].items()}
         needed = schema.get("required", [])
@@ -116,10 +116,9 @@ def tool(
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
     """Make a tool of a function: `@tool`, or `@tool(name=..., description=...)`.
 
-    Parameters called `state` (or `agent_state`) and `user_state` receive the session's and its user's fields as dicts
-    that also have the methods of a record, `session` the session; the model gives the others, each of which needs an
-    annotation that it is checked against. Plain and coroutine functions may be tools, the latter only in the asyncio
-    API.
+    A parameter `state` (or `agent_state`) receives the session's fields and `user_state` those of its user, as dicts
+    that also have the methods of a record; `session` receives the session. The model gives the other arguments, which
+    are checked against their annotations; each needs one. Coroutine functions may be tools only in the asyncio API.
     """
     if function is None:
         return lambda each: _tool(each, name, description)
@@ -139,7 +138,8 @@ def _tool(function: Callable[..., Any], name: str | None, description: str | Non
             raise InvalidValue(f"{called}: parameter {each.name!r} cannot be given by name; a model gives each by name")
         if each.name not in INJECTED:
             if each.name not in hints:
-                # It would accept anything that a model makes up, and its schema could not describe the argument.
+                # Without an annotation any argument would be accepted, and the schema could not describe it to the
+                # model.
                 text = f"{called}: parameter {each.name!r} has no annotation, which says what a model may give"
                 raise InvalidValue(f"{text}; given by us are {', '.join(INJECTED)}")
             default = ... if each.default is each.empty else each.default
@@ -153,7 +153,7 @@ def _safe(name: str) -> str:
 
 
 def chosen(tool: Tool | str, tools: Iterable[Tool]) -> Tool:
-    """The tool, or the one of this name. Raises NotFound with the known names."""
+    """The tool itself, or the tool of this name. Raises NotFound, which lists the known names."""
     if isinstance(tool, Tool):
         return tool
     if not isinstance(tool, str):
@@ -165,15 +165,15 @@ def chosen(tool: Tool | str, tools: Iterable[Tool]) -> Tool:
 
 
 class Scratch(MutableMapping[str, Any]):
-    """A dict over another: its changes are kept as a whole, or not at all.
+    """A dict on top of another one: all its changes are written to that one by `keep`, or dropped.
 
-    It has the methods of a dict and those of a record, as a tool may know either.
+    It has the methods of a dict and those of a record, because a tool may use either.
     """
 
     def __init__(self, below: MutableMapping[str, Any]) -> None:
         self._below = below
         self._now: dict[str, Any] = {}
-        self._given: dict[str, bytes] = {}  # lists and objects that were read, in their state at that time
+        self._given: dict[str, bytes] = {}  # lists and objects that were read, encoded at that time
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._now:
@@ -221,7 +221,7 @@ class Scratch(MutableMapping[str, Any]):
         return dict(self)
 
     def update(self, other: Any = (), values: Any = _GONE, /, **named: Any) -> None:
-        """As a dict's, or `update(key, values)`: merge `values` into the object at `key`, one level deep."""
+        """Like `dict.update`; or `update(key, values)`: merge `values` into the object at `key`, one level deep."""
         if values is _GONE:
             super().update(other, **named)
             return
@@ -267,11 +267,11 @@ class ToolRuns:
     async def call(
         self, tool: Tool | str, arguments: Arguments, call_id: str, tools: Iterable[Tool], inject: Inject
     ) -> ToolCall:
-        """Run a tool, or return why not. `inject` makes the arguments that it needs from the turn."""
+        """Run a tool, or return a failed call with the reason. `inject` makes the arguments that the turn provides."""
         try:
             it = chosen(tool, tools)
         except NotFound as error:
-            # With other characters in a name, an API refuses the whole conversation.
+            # An API refuses the whole conversation if a name has other characters.
             return self._failed(_NO_NAME.sub("_", str(tool))[:64] or "unnamed", {}, error, call_id)
         if inspect.iscoroutinefunction(it.function) and not self._port.suspends:
             raise InvalidValue(f"{it.name}: a coroutine function is a tool for asyncio only, not for blocking code")
@@ -284,7 +284,7 @@ class ToolRuns:
                     return known
                 raise InvalidValue(f"the id {call_id!r:.80} is that of another call of {known.tool_name} in this turn")
             bound = it.bind(given)
-        except Exception as error:  # noqa: BLE001 - the model sees it, and may try an alternative
+        except Exception as error:  # noqa: BLE001 - the model sees the error and may try an alternative
             return self._failed(it.name, given, error, call_id)
         return await self._run(it, given, bound, call_id, await inject(it.wants))
 
@@ -321,7 +321,7 @@ class ToolRuns:
     def _noted(self, call: ToolCall, call_id: str) -> ToolCall:
         call = call.model_copy(update={"call_id": call_id}) if call_id else call
         known = self._calls.get(call.call_id)
-        if known is None or known.duration_ms is None:  # else it ran, and that result stays
+        if known is None or known.duration_ms is None:  # else the tool ran, and its result stays
             self._calls[call.call_id] = call
         return call
 

@@ -51,7 +51,7 @@ _NOT_BEGUN = "this turn has not begun: it is open inside `with session.turn(...)
 
 @bounded()
 class AsyncTurn(Transaction):
-    """One turn: the session's fields as a dict, its messages, its phase. Committed whole at the end of `async with`.
+    """One turn: the session's fields as a dict, its messages, its phase. The end of `async with` commits it as a whole.
 
     Example::
 
@@ -69,13 +69,13 @@ class AsyncTurn(Transaction):
     """
 
     request_id: str | None
-    """The request that this turn answers, None without a request id."""
+    """The id of the request that this turn answers, None without one."""
 
     repeated: bool
     """Whether the request was answered before: then `outcome` is the first turn's, and nothing can be changed."""
 
     written: Written | None
-    """After the end: the version that the turn became, and its first message's number. None: nothing changed."""
+    """After the end: the turn's version, and the number of its first message. None: nothing changed."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class AsyncTurn(Transaction):
 
     @property
     def phase(self) -> str | None:
-        """The phase, as this turn has moved it."""
+        """The phase, including a move by this turn."""
         return self._moved[-1] if self._moved else super().phase
 
     @property
@@ -161,12 +161,12 @@ class AsyncTurn(Transaction):
 
     @property
     def answered_version(self) -> int:
-        """The version of the turn that answered a repeated request first, else 0."""
+        """If `repeated`, the version of the turn that answered the request first, else 0."""
         return self._answered
 
     @property
     def outcome(self) -> Any:
-        """The result of the request, any JSON value: set it, and a repeated request finds it."""
+        """The result of the request, any JSON value. A repeated request gets the value that was set here."""
         return self._outcome
 
     @outcome.setter
@@ -188,13 +188,13 @@ class AsyncTurn(Transaction):
         self._moved.append(phase)
 
     def transition(self, event: str, *, machine: StateMachine = DEFAULT) -> str:
-        """Move to the phase that follows by this event and return it. Raises InvalidTransition."""
+        """Move to the phase that this event leads to and return it. Raises InvalidTransition."""
         phase = machine.next(self.phase or machine.initial, event)
         self.move_to(phase)
         return phase
 
     async def messages(self, *, last: int | None = None) -> list[Message]:
-        """Read the last messages, or all, oldest first, those that this turn adds included."""
+        """Read the last messages, or all, oldest first, including those that this turn adds."""
         if last is not None and (type(last) is not int or last < 0):
             raise InvalidValue(f"last is an int from 0 on or None, not {last!r}")
         if last is not None and last <= len(self._pending):
@@ -256,7 +256,7 @@ class AsyncTurn(Transaction):
 
     @property
     def state(self) -> AgentState | None:
-        """The agent's state that this turn saves; after the turn the value to go on from."""
+        """The agent's state that this turn saves; continue with this value after the turn."""
         return self._state
 
     async def call(
@@ -267,11 +267,11 @@ class AsyncTurn(Transaction):
         call_id: str = "",
         tools: Iterable[Tool] = (),
     ) -> ToolCall:
-        """Run a tool, or the one of `tools` that has this name, on this turn's state; return the call with its result.
+        """Run a tool (or name one of `tools`) on this turn's state; return the call with its result.
 
         Its changes are committed with the turn, those to `user_state` in the user's record; a tool that fails changes
         nothing. `arguments` are an object or its JSON text. A call id that this turn has run already is not run again.
-        A mistake of the model gives a failed call with an error for it to read: an unknown tool, arguments that are not
+        A mistake of the model gives a failed call with an error for the model: an unknown tool, arguments that are not
         an object or do not fit, the id of another call. Errors of the store itself are raised.
         """
         self._workspace.open()
@@ -282,20 +282,20 @@ class AsyncTurn(Transaction):
         return self._clock.running("model", name)
 
     def tool(self, name: str) -> AbstractContextManager[None]:
-        """Measure a tool that is not run by `call`, but for example by an agent framework."""
+        """Measure a tool that is not run by `call`, for example one that an agent framework runs."""
         return self._clock.running("tool", name)
 
     def reported(self, seconds: float, runs: Sequence[TimedRun]) -> None:
-        """Note what a client ran for this turn in the given seconds before it sent the turn."""
+        """Add runs of tools or models that a client reports, from the `seconds` before it sent the turn."""
         self._clock.reported(seconds, runs)
 
     @property
     def times(self) -> TurnTimes:
-        """How the turn's time was spent so far; after its end including its commit."""
+        """How the turn's time was spent so far; after the turn's end this includes the commit."""
         return self._clock.times
 
     async def _injected(self, wants: frozenset[str]) -> dict[str, Any]:
-        """The arguments that a tool receives from the turn; its changes of them are kept if it returns."""
+        """The arguments that a tool receives from the turn; the tool's changes to them are kept if it returns."""
         state = Scratch(self)
         user = None
         if "user_state" in wants:
@@ -327,7 +327,7 @@ class AsyncTurn(Transaction):
             if entry.deleted:
                 raise Deleted(f"{names.ref.text[:200]}: deleted at version {entry.version}", version=entry.version)
             await self._look_for_answer(entry)
-            # Checked once: others cannot write while the turn holds the lease. An answered request is not checked.
+            # Checked only here: others cannot write while the turn holds the lease. An answered request is not checked.
             if self._expected is not None and not self.repeated:
                 self._expected.check(entry.living(self._context.now()))
         except BaseException:
@@ -381,7 +381,7 @@ class AsyncTurn(Transaction):
         await self._lease.leave(error)
 
     async def _commit(self) -> None:
-        """Commit the session's changes and release the lease, then commit those of its user (`turn_user.py`)."""
+        """Commit the session's changes and release the lease, then commit the changes to its user (`turn_user.py`)."""
         context = self._context
         begun = self._workspace.entry
         effect = self._user.effect(self.request_id)
@@ -391,12 +391,12 @@ class AsyncTurn(Transaction):
             remember(most, self._workspace.changes, begun, self._request, kept)
         changes = self._workspace.end()
         if (effect or changes) and self._tiers.leases.lock_value(context.text) != self._lease.lock_value:
-            raise self._lease.gone("nothing was sent")  # it ended without being lost: a surrounding lock was released
+            raise self._lease.gone("nothing was sent")  # not lost, but ended with a surrounding lock
         if changes is None:
             if effect:
                 await self._user.apply(effect)
             return
-        # Without an expected version: the lease excludes others, and this task may have written outside the turn.
+        # The commit expects no version: the lease excludes others, and this task may have written outside the turn.
         signed = context.sign(context.turn_ends(changes.draft("turn", epoch=begun.epoch), begun))
         user_draft = None
         if effect:

@@ -1,6 +1,6 @@
-"""Measures where the time of a turn goes. Law: by the monotonic clock, and each second counts once.
+"""Measures how a turn spends its time. Law: the clock is monotonic, and each second counts once.
 
-Things that run at the same time are measured separately; "elsewhere" is the time in which no measured work ran.
+Runs that overlap are measured separately; "elsewhere" is the time in which nothing measured ran.
 
 Design: section 13.
 """
@@ -26,9 +26,9 @@ class TurnClock:
         self._lock = self._read = 0.0
         self._runs: list[TimedRun] = []
         self._more, self._more_seconds = 0, 0.0
-        self._running = 0  # how many measured things run now
-        self._since = 0.0  # since when at least one runs
-        self._measured = 0.0  # for how long at least one ran
+        self._running = 0  # number of measured runs under way
+        self._since = 0.0  # since when at least one is under way
+        self._measured = 0.0  # seconds in which at least one was under way
         self._before = self._before_elsewhere = 0.0  # a client's time before it sent the turn
         self._ran: dict[str, float] = {}  # seconds of all runs, by kind
 
@@ -37,7 +37,7 @@ class TurnClock:
         self._began = self._clock()
 
     def held(self, waited: float) -> None:
-        """Note that the lease is held, after this wait, and the record is read."""
+        """Note that the lease was taken after this wait, and that the record was read."""
         if self._began is not None:
             self._measured = max(waited, self._clock() - self._began)
             self._lock, self._read = waited, self._measured - waited
@@ -61,7 +61,7 @@ class TurnClock:
         self._before_elsewhere = self._before - ran
 
     def stop(self) -> None:
-        """Note that the commit is sent now, or that there is none."""
+        """Note that the commit is sent now, or that there is nothing to commit."""
         if self._stopped is None:
             self._stopped = self._clock()
 
@@ -95,7 +95,7 @@ class TurnClock:
         return parts if known.commit is None else parts | {"commit": known.commit}
 
     def enter(self) -> float:
-        """Note that something measured begins; returns the time."""
+        """Note that a measured run begins; returns the time."""
         now = self._clock()
         if not self._running:
             self._since = now
@@ -103,7 +103,7 @@ class TurnClock:
         return now
 
     def leave(self, began: float, kind: Ran | None, name: str) -> None:
-        """Note its end: that of a kind, or of a read."""
+        """Note the end of a measured run: a read, or a run of this kind."""
         now = self._clock()
         self._running -= 1
         if not self._running:
@@ -124,7 +124,7 @@ class TurnClock:
 
 
 class _Measured(AbstractContextManager[None]):
-    """The `with` around one measured thing; a generator's would cost more than it measures."""
+    """The `with` around one measured run; a generator's would cost more time than the run that it measures."""
 
     __slots__ = ("_began", "_clock", "_kind", "_name")
 

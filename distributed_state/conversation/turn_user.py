@@ -1,12 +1,12 @@
-"""The user of a turn: its fields, and the changes that a turn makes to them besides its own.
+"""The user of a turn: the user's fields, and the changes that the turn makes to them.
 
-Law: the changes are applied once for each request, on top of others' later writes.
+Law: the changes are applied once for each request, on top of later writes by others.
 
-The session and its user are two records, so a turn makes two commits, its own first: if that is refused, the user is
-not changed. The user's commit is prepared first and checked by the server, so that a reason to refuse it stops the
-turn while nothing is written; it is completed afterwards, with retries. The turn's commit stores the user's changes, so
-that a repeated request completes what a crash interrupted; the user's record stores the request id, so that the changes
-are never applied twice.
+The session and its user are two records, so a turn makes two commits, the session's first: if that is refused, the user
+is not changed. Before both, the user's commit is prepared and checked by the server, so that a reason to refuse it
+stops the turn while nothing is written. It is applied after the session's commit, with retries. The turn's commit
+stores the user's changes, so that a repeated request completes what a crash interrupted; the user's record stores the
+request id, so that the changes are never applied twice.
 
 Design: section 13.
 """
@@ -45,7 +45,7 @@ _IN_BASE64 = "_base64"
 
 
 class Effect(TypedDict):
-    """A turn's changes to its user, as the session stores them: the user, its record's version then, and the changes.
+    """A turn's changes to its user, as the session stores them: the user, the user's version, the changes.
 
     `mark`: the name under which the user's record stores the request; None without a request id.
     """
@@ -59,10 +59,10 @@ class Effect(TypedDict):
 def forgotten(effect: Effect, entry: CachedRecord, remembered: int) -> bool:
     """Whether the effect may have been applied although the user's record no longer stores the request.
 
-    Then it counts as applied: the user's commit follows the session's at once, and a crash in between is rare.
+    In that case it counts as applied: the user's commit follows the session's at once, so a crash in between is rare.
     """
     if entry.version < effect["version"]:
-        return True  # purged since
+        return True  # the user's record was purged
     marks = [(data, codec.decode_key(name)) for name, data in entry.fields.items() if name[:2] == REQUEST]
     return len(marks) >= remembered and all(entry.codec.decode(*mark)[0] > effect["version"] for mark in marks)
 
@@ -71,7 +71,7 @@ def forgotten(effect: Effect, entry: CachedRecord, remembered: int) -> bool:
 
 
 async def prepare(user: RecordContext, view: Workspace, effect: Effect, wait: float) -> Draft | None:
-    """Make the commit of the user's record, and have the server check it; None if it was applied before.
+    """Prepare the commit of the user's record and let the server check it; None if it was applied before.
 
     Raises the server's refusal; LockTimeout if another owner holds the record for longer than `wait` seconds.
     """
@@ -96,9 +96,9 @@ async def prepare(user: RecordContext, view: Workspace, effect: Effect, wait: fl
 async def complete(
     user: RecordContext, effect: Effect, wait: float, *, draft: Draft | None = None, doubted: bool = False
 ) -> None:
-    """Apply the effect to the record's present state, unless it was applied before. `draft`: as `prepare` made it.
+    """Apply the effect to the record's present state, unless it was applied before. `draft` is the result of `prepare`.
 
-    A user that was deleted meanwhile stays deleted. `doubted`: the effect is of an earlier turn.
+    A user that was deleted meanwhile stays deleted. `doubted`: the effect belongs to an earlier turn.
     """
 
     async def once() -> None:
@@ -118,7 +118,7 @@ async def complete(
 
 
 async def _when_free(user: RecordContext, wait: float, work: Callable[[], Awaitable[T]]) -> T:
-    """Do the work; if another owner holds the user's record, wait for its lock first."""
+    """Do the work; if another owner has locked the user's record, wait for the lock first."""
     try:
         return await work()
     except Locked:
@@ -157,21 +157,21 @@ def changes_of(view: Workspace) -> Effects:
     for key, base, mine in view.differences():
         found[key] = {name: value for name, value in (("base", base), ("mine", mine)) if value is not GONE}
         for name, value in list(found[key].items()):
-            if isinstance(value, bytes):  # this must be JSON, and the parts' names are reserved
+            if isinstance(value, bytes):  # the effect must be JSON, and the names of parts are reserved
                 del found[key][name]
                 found[key][name + _IN_BASE64] = as_text.text_of(value)
     return found
 
 
 def _parts(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts as `changed` found them."""
+    """The parts that `changed` found."""
     plain = {name: value for name, value in stored.items() if not name.endswith(_IN_BASE64)}
     encoded = {name.removesuffix(_IN_BASE64): value for name, value in stored.items() if name not in plain}
     return as_text.together(plain, encoded)
 
 
 def apply_changes(effects: Effects, view: Workspace) -> None:
-    """Apply these changes to a newer state: numbers add up, objects merge, lists grow; else the later value wins."""
+    """Apply changes to a newer state: numbers are added, objects merged, lists extended; else the later value wins."""
     for key, stored in effects.items():
         parts = _parts(stored)
         if "mine" not in parts:
@@ -250,20 +250,23 @@ class TurnUser:
         return await prepare(self._user, self._workspace, effect, self._wait)
 
     async def apply(self, effect: Effect) -> None:
-        """Change the user's record alone, for a turn that does not change its own record."""
+        """Change only the user's record, for a turn that does not change the session."""
         await complete(self._of(effect["user"]), effect, self._wait)
 
     async def follow(self, effect: Effect, draft: Draft, version: int, request_id: str | None) -> None:
-        """Apply the prepared commit after the turn's own. A failure is DurabilityUnknown, as the turn is applied."""
+        """Apply the prepared commit after the session's.
+
+        A failure raises DurabilityUnknown, because the turn is applied.
+        """
         try:
             await self._complete(effect, draft)
         except StateError as error:
             raise self._incomplete(effect, error, version, request_id) from error
 
     async def complete_earlier(self, effect: Effect, request_id: str | None, repeated: bool) -> None:
-        """Apply the effect of the request that the record has in this turn's field, if a crash left that undone.
+        """Apply the effect of the request that is stored in this turn's field, if a crash prevented it.
 
-        That is this request, or the one that it replaces in a slot.
+        The stored request is this one, or the one that this one replaces in a slot.
         """
         try:
             await self._complete(effect, doubted=True)
@@ -278,7 +281,7 @@ class TurnUser:
         await complete(self._of(effect["user"]), effect, wait, draft=draft, doubted=doubted)
 
     def _incomplete(self, effect: Effect, error: StateError, version: int, request_id: str | None) -> DurabilityUnknown:
-        """The error of a turn that is applied, while its change of the user's record is not."""
+        """The error for a turn whose session's change is applied while its change of the user's record is not."""
         text = self._session.text[:200]
         user = Ref("user", effect["user"]).text[:200]
         rest = "it had no request id by which to complete it"

@@ -1,15 +1,15 @@
 """The part of a conversation that is sent to a model: the newest whole turns that fit, and a summary of the others.
 
-Law: only messages that are needed to decide what fits are read, and stored messages are never changed.
+Law: a window reads only the messages that decide what fits, and never changes stored messages.
 
 Messages are read in pages, the newest first, until they no longer fit; system messages are read from the beginning. A
-tool result is never kept without its call. A summary is made once, under the session's lock, and stored at once; it
-names the messages that it replaces by their numbers.
+tool result is never kept without its call. A summary is made once, under the session's lock, and stored at once, with
+the numbers of the messages that it replaces.
 
-Retention (`leave_out`) is a commit like others: earlier versions still show all messages, until a purge removes those
+Retention (`leave_out`) is an ordinary commit: earlier versions still show all messages, until a purge removes those
 versions and the messages.
 
-A Context is one read of the end of the conversation, its fields, and the records beside it: one round trip at most.
+A Context holds the last messages of the conversation, its fields, and other records, read in one round trip at most.
 
 Design: sections 11, 15.
 """
@@ -40,11 +40,12 @@ from distributed_state.values.model import PHASE, SEGMENTS, START, SUMMARY, Mess
 def turns(messages: Sequence[Message]) -> list[int]:
     """The places where turns begin: each user message, except one between a call and its late result.
 
-    A result is looked for in its own turn and the next one: otherwise one without a call would join all turns.
+    A call's result is searched only in the same turn and the next: otherwise a call without a result would join all
+    turns.
     """
     starts: list[int] = []
     before: set[str] = set()  # calls of the previous turn without a result
-    waiting: set[str] = set()  # those of this turn
+    waiting: set[str] = set()  # calls of this turn without a result
     for place, message in enumerate(messages):
         if message.role == "user":
             starts.append(place)
@@ -69,11 +70,11 @@ def choose(
     complete: bool,
     must: int | None = None,
 ) -> int | None:
-    """The place of the first kept message: whole turns, the newest first, as long as they fit in `room`.
+    """The place of the first kept message. Whole turns are kept, the newest first, as long as they fit in `room`.
 
     The last `keep_last` turns, and all from the place `must` on, are kept regardless of their size. Messages before the
-    first user message are a turn too. None: these messages are not the whole conversation (`complete`), and older ones
-    are needed to decide.
+    first user message are a turn too. Returns None if older messages are needed to decide, because these are not all
+    (`complete` is false).
     """
     starts = turns(messages)
     first = next((place for place, message in enumerate(messages) if message.role == "user"), None)
@@ -110,7 +111,7 @@ def _answers_itself(messages: Sequence[Message], start: int) -> bool:
 
 
 def with_calls(messages: Sequence[Message]) -> list[int]:
-    """The places of all messages except results whose calls are not among them."""
+    """The places of all messages except results whose calls are missing."""
     known: set[str] = set()
     places = []
     for place, message in enumerate(messages):
@@ -128,7 +129,7 @@ _TITLE = "Summary of the conversation so far:\n"
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The text that stands for the messages with the numbers `start` to `stop` (exclusive)."""
+    """The text that replaces the messages with the numbers `start` to `stop` (exclusive)."""
 
     text: str
     start: int
@@ -157,8 +158,8 @@ class Summary:
 class Window:
     """The part of a conversation that fits a budget of tokens.
 
-    `messages`: system messages of its beginning, then the summary (a system message) if there is one, then the newest
-    turns, oldest first. `tokens`: their number. `dropped`: how many messages of the conversation are not among them,
+    `messages`: the system messages at the beginning, then the summary (a system message) if there is one, then the
+    newest turns, oldest first. `tokens`: their tokens. `dropped`: how many messages of the conversation are left out,
     including summarized ones. `read` and `read_bytes`: how many stored messages were read, and their size.
     """
 
@@ -205,17 +206,18 @@ class Bounds:
 
 
 def is_system(message: Message) -> bool:
-    """Whether it instructs the model."""
+    """Whether the message has the role system or developer."""
     return message.role in ("system", "developer")
 
 
 def truncate_history(
     messages: Sequence[M], max_tokens: int = 100_000, *, keep_last: int = 1, counter: Counter = estimate
 ) -> list[M]:
-    """Choose the messages of a plain list that fit in `max_tokens`: system messages, and the newest whole turns.
+    """Choose from a plain list the messages that fit in `max_tokens`: system messages, and the newest whole turns.
 
-    Chooses like `session.window`, for messages that are stored elsewhere; they are returned unchanged, dicts or
-    Messages, in their order. The last `keep_last` turns and all system messages are kept even if they do not fit.
+    Applies the rules of `session.window` to messages that are stored elsewhere. They are dicts or Messages, and are
+    returned unchanged and in order. The last `keep_last` turns and all system messages are kept even if they do not
+    fit.
     """
     bounds = Bounds(max_tokens, keep_last, counter=counter)
     read = [
@@ -238,7 +240,7 @@ PAGE = 512  # messages that are read at once
 
 
 class StoredConversation:
-    """A conversation read from both ends. Its stored messages have places from 0 on, pending ones follow."""
+    """A conversation that is read from both ends. Stored messages have places from 0 on; pending messages follow."""
 
     def __init__(self, tiers: Tiers, names: RecordKeys, entry: CachedRecord, bounds: Bounds) -> None:
         self._tiers = tiers
@@ -251,7 +253,7 @@ class StoredConversation:
         self._known: dict[int, tuple[Message, int]] = {}
 
     async def read(self, *spans: tuple[int, int]) -> list[tuple[Message, int]]:
-        """The messages at the places of these spans with their tokens; one query for those that are not loaded."""
+        """The messages at the places of these spans, with their tokens; one query reads all that are not loaded yet."""
         wanted: dict[int, tuple[int, str]] = {}
         for start, stop in spans:
             runs = message_ranges.part(self.runs, start, stop)
@@ -275,7 +277,8 @@ class StoredConversation:
             if numbers <= found.keys():
                 return
             if not whole:
-                # Not archived yet, and no longer hot. Messages archived just now are in SQL at the second read.
+                # Some were neither hot nor archived at the first read; they were archived since, so SQL has them at the
+                # second read.
                 newer = await read_path.load_whole(self._tiers, self._names, self.entry)
                 self.entry.messages.update(newer.messages)
         name = self._names.ref.text[:200]
@@ -286,11 +289,11 @@ class StoredConversation:
 
     @property
     def looked_at(self) -> int:
-        """How many stored messages were read."""
+        """The number of stored messages that were read."""
         return len(self._known)
 
     def summary(self) -> Summary | None:
-        """The stored summary, if it stands for messages that are still shown."""
+        """The stored summary, if the messages that it replaces are still shown."""
         data = self.entry.fields.get(SUMMARY)
         if data is None or not self.runs:
             return None
@@ -304,7 +307,10 @@ class StoredConversation:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The messages that fit, and those to summarize so that all fits: the stored ones from `floor` to `target`."""
+    """The messages that fit.
+
+    So that everything fits, the stored messages from `floor` to `target` have to be summarized.
+    """
 
     window: Window
     conversation: StoredConversation
@@ -320,7 +326,7 @@ class _Fitting:
         self._bounds = bounds
         self._pending = pending
         self._tail = [(message, counted(bounds.counter, message)) for message in pending]
-        self._start = it.length  # messages before this place were not read yet
+        self._start = it.length  # messages before this place have not been read yet
 
     async def fit(self, recent: int) -> Fitted:
         """The messages that fit; `recent` messages are loaded without a query."""
@@ -352,7 +358,7 @@ class _Fitting:
         return cut
 
     def _place(self, room: int, floor: int) -> int | None:
-        """The place of the first kept message among those that were read; None: more must be read."""
+        """The place of the first kept message among those that were read; None if more must be read."""
         return choose(
             [message for message, _ in self._tail],
             [count for _, count in self._tail],
@@ -423,7 +429,7 @@ async def of_session(context: RecordContext, bounds: Bounds) -> Window:
     async def keep(seen: CachedRecord, data: bytes) -> None:
         change = context.changes()
         change.put(SUMMARY, data)
-        # Only for the messages that it was made from, and never replacing another worker's summary.
+        # Stored only if its messages and the stored summary are unchanged: another worker's summary is never replaced.
         expectations = [(name, seen.fields.get(name)) for name in (SUMMARY, SEGMENTS, START)]
         await context.commit(change.draft("summary", epoch=seen.epoch, expectations=expectations))
 
@@ -434,7 +440,10 @@ async def of_session(context: RecordContext, bounds: Bounds) -> Window:
 
 
 def _alone(context: RecordContext, wait: float) -> AbstractAsyncContextManager[Any]:
-    """The session's lock, unless this task holds it. Others may write meanwhile: a summarizer takes its time."""
+    """The session's advisory lock, unless this task holds a lock.
+
+    Others may write meanwhile, as a summarizer is slow.
+    """
     tiers = context.tiers
     held = tiers.leases.of(context.text)
     if held is not None and held.owner is tiers.port.owner():
@@ -445,7 +454,7 @@ def _alone(context: RecordContext, wait: float) -> AbstractAsyncContextManager[A
 async def summarized(
     tiers: Tiers, names: RecordKeys, bounds: Bounds, *, look: Look, keep: Keep, pending: Sequence[Message] = ()
 ) -> Window:
-    """Summarize until the window fits. For the holder of the session's lock.
+    """Summarize until the window fits. The caller holds the session's lock.
 
     `look` reads the record as it is now, `#summary` included; `keep(entry, data)` stores a new `#summary` for the entry
     that it was made from, or raises Conflict. `pending` messages follow the stored ones and are always kept.
@@ -483,7 +492,7 @@ async def _summarize(fitted: Fitted, bounds: Bounds, record: str, keep: Keep) ->
 
 
 async def _piece(it: StoredConversation, start: int, stop: int, most: int) -> tuple[list[Message], int]:
-    """Whole turns from a place on, at least one, of at most this many tokens together; and the place after them."""
+    """Whole turns from a place on, at least one, with at most this many tokens in total; and the place after them."""
     messages: list[Message] = []
     counts: list[int] = []
     end = start
@@ -517,7 +526,7 @@ async def _ask(bounds: Bounds, messages: list[Message], previous: str | None, wh
 
 
 async def leave_out(context: RecordContext, keep: int | None, before_ms: int | None) -> int:
-    """Show only the newest `keep` messages, and none before a time; returns how many are no longer shown."""
+    """Show only the newest `keep` messages, and only those from a time on; returns how many are no longer shown."""
 
     async def once() -> int:
         entry = await read_path.read(context.tiers, context.keys, fresh=True)
@@ -546,7 +555,7 @@ async def leave_out(context: RecordContext, keep: int | None, before_ms: int | N
 
 
 def _behind(runs: list[Segment], summary: Summary) -> list[Segment]:
-    """The runs that a summary needs: the last message that it summarizes, which identifies it, and those after it."""
+    """The runs that a summary needs: its last summarized message, which identifies it, and all later messages."""
     if not summary.start <= runs[0].start < summary.stop:
         return []
     return message_ranges.between(runs, summary.stop - 2, None)
@@ -557,7 +566,7 @@ _OWN = ("agent.", "workflow.")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The result of one read of a session and of the records beside it.
+    """The result of one read of a session and other records.
 
     `messages` are the last ones, oldest first; `fields` are the session's, without those of an AgentState or Workflow;
     `facts` holds the fields of each other record under its scope and id, as in `facts["user:u1"]`; `context_tokens`
@@ -585,7 +594,7 @@ class Context:
 
 
 async def look(contexts: Sequence[RecordContext], last: int, counter: Counter) -> Context:
-    """The session, which comes first, and the others: all that are not hot come in one exchange."""
+    """Read the session and the other records; those that are not in hot are read in one exchange."""
     if type(last) is not int or last < 0:
         raise InvalidValue(f"last is an int from 0 on, not {last!r}")
     session = contexts[0]
@@ -622,5 +631,5 @@ def _odd(key: str) -> bool:
 
 def _json(value: Any) -> str:
     if isinstance(value, bytes):
-        return f"<{len(value)} bytes>"  # JSON never begins like this
+        return f"<{len(value)} bytes>"  # JSON never begins with <
     return codec.encode(value).decode().strip()

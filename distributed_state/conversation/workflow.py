@@ -1,4 +1,4 @@
-"""A loop of steps that survives its worker. Law: each step is one commit; a committed step is not run again.
+"""A loop of steps that survives a crash of its worker. Law: a step is one commit; a committed step is not run again.
 
 A step is a turn: it loads the agent's state, decides what comes next, and commits the new state. A worker that dies
 loses its current step; the next worker that runs the session begins that step again.
@@ -28,7 +28,7 @@ _FIRST = "workflow.first"
 
 @dataclass(frozen=True)
 class Workflow:
-    """The steps of an agent by phase: `{"planning": plan, "executing": work, "reflecting": look_back}`.
+    """An agent's steps by phase: `{"planning": plan, "executing": work, "reflecting": look_back}`.
 
     A step takes the AgentState and its turn, and returns the next state. Changes by tools through `turn.call`, and the
     step's own changes of the turn's fields, are committed with it. `turn.request_id` names the step, and is the same
@@ -67,7 +67,7 @@ async def run(
     dressed: Callable[[Any], Any],
     **lease: Any,
 ) -> AgentState:
-    """Run a session's task until it is done, has failed or waits for its user; the state then."""
+    """Run a session's task until it is done, has failed or waits for its user; return the state."""
     if not isinstance(workflow, Workflow):
         raise InvalidValue(f"run takes a Workflow, not {workflow!r:.80}")
     if text is not None and not isinstance(text, str):
@@ -76,7 +76,7 @@ async def run(
     while _unfinished(state, workflow):
         turn: AsyncTurn = session.turn(limit=workflow.step_timeout, slot="workflow step", **lease)
         async with turn:
-            # Another worker of this session may have done the step meanwhile.
+            # Another worker that runs this session may have done the step meanwhile.
             if state.saved is None or (state.saved.epoch, state.saved.version) != (turn.epoch, turn.version):
                 state = await _loaded(turn)
             if _unfinished(state, workflow):
@@ -90,7 +90,7 @@ def _unfinished(state: AgentState, workflow: Workflow) -> bool:
 
 
 async def _begin(session: Any, text: str | None, request_id: str | None, lease: dict[str, Any]) -> AgentState:
-    """Put the user's input into the state: a new task, the answer to a question, or nothing if it is already there."""
+    """Put the user's input into the state as a new task or an answer, unless the state has it already."""
     turn: AsyncTurn = session.turn(request_id=request_id, **lease)
     async with turn:
         state = await turn.load_state()
@@ -112,7 +112,7 @@ async def _begin(session: Any, text: str | None, request_id: str | None, lease: 
 
 
 async def _with_input(turn: AsyncTurn, state: AgentState | None, session_id: str, text: str) -> AgentState | None:
-    """The state with the user's input; None if it is in the middle of the task that this input began."""
+    """The state with the user's input; None if the task that this input began is already under way."""
     if state is None:
         return AgentState(session_id=session_id, history=tuple(await turn.messages())).new_task(text)
     if state.phase in (*DEFAULT.final, DEFAULT.initial):

@@ -166,7 +166,7 @@ class RecordContext:
     # Reading
 
     def shortcut(self) -> Callable[[str], Any]:
-        """The direct read of hot for the blocking API; None where a policy has to be asked first."""
+        """The blocking API's direct read of hot. It never finds a value where a policy has to be asked first."""
         return self.peek if self.store.guard is None else lambda key: MISSING
 
     def peek(self, key: str) -> Any:

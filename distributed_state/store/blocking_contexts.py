@@ -86,7 +86,7 @@ class TransactionBody:
 
 
 class Turn(MutableMapping[str, Any]):
-    """One turn: the session's fields as a dict, its messages, its phase. Committed whole at the end of `with`.
+    """One turn: the session's fields as a dict, its messages, its phase. The end of `with` commits it as a whole.
 
     Example::
 
@@ -108,7 +108,7 @@ class Turn(MutableMapping[str, Any]):
 
     @property
     def request_id(self) -> str | None:
-        """The request that this turn answers, None without a request id."""
+        """The id of the request that this turn answers, None without one."""
         return self._core.request_id
 
     @property
@@ -118,7 +118,7 @@ class Turn(MutableMapping[str, Any]):
 
     @property
     def written(self) -> Written | None:
-        """After the end: the version that the turn became, and its first message's number. None: nothing changed."""
+        """After the end: the turn's version, and the number of its first message. None: nothing changed."""
         return self._core.written
 
     @property
@@ -143,7 +143,7 @@ class Turn(MutableMapping[str, Any]):
 
     @property
     def phase(self) -> str | None:
-        """The phase, as this turn has moved it."""
+        """The phase, including a move by this turn."""
         return self._core.phase
 
     @property
@@ -153,12 +153,12 @@ class Turn(MutableMapping[str, Any]):
 
     @property
     def answered_version(self) -> int:
-        """The version of the turn that answered a repeated request first, else 0."""
+        """If `repeated`, the version of the turn that answered the request first, else 0."""
         return self._core.answered_version
 
     @property
     def outcome(self) -> Any:
-        """The result of the request, any JSON value: set it, and a repeated request finds it."""
+        """The result of the request, any JSON value. A repeated request gets the value that was set here."""
         return self._core.outcome
 
     @outcome.setter
@@ -174,11 +174,11 @@ class Turn(MutableMapping[str, Any]):
         self._core.move_to(phase)
 
     def transition(self, event: str, *, machine: StateMachine = DEFAULT) -> str:
-        """Move to the phase that follows by this event and return it. Raises InvalidTransition."""
+        """Move to the phase that this event leads to and return it. Raises InvalidTransition."""
         return self._core.transition(event, machine=machine)
 
     def messages(self, *, last: int | None = None) -> list[Message]:
-        """Read the last messages, or all, oldest first, those that this turn adds included."""
+        """Read the last messages, or all, oldest first, including those that this turn adds."""
         return finish(self._core.messages(last=last))
 
     def window(
@@ -220,7 +220,7 @@ class Turn(MutableMapping[str, Any]):
 
     @property
     def state(self) -> AgentState | None:
-        """The agent's state that this turn saves; after the turn the value to go on from."""
+        """The agent's state that this turn saves; continue with this value after the turn."""
         return self._core.state
 
     def call(
@@ -231,11 +231,11 @@ class Turn(MutableMapping[str, Any]):
         call_id: str = "",
         tools: Iterable[Tool] = (),
     ) -> ToolCall:
-        """Run a tool, or the one of `tools` that has this name, on this turn's state; return the call with its result.
+        """Run a tool (or name one of `tools`) on this turn's state; return the call with its result.
 
         Its changes are committed with the turn, those to `user_state` in the user's record; a tool that fails changes
         nothing. `arguments` are an object or its JSON text. A call id that this turn has run already is not run again.
-        A mistake of the model gives a failed call with an error for it to read: an unknown tool, arguments that are not
+        A mistake of the model gives a failed call with an error for the model: an unknown tool, arguments that are not
         an object or do not fit, the id of another call. Errors of the store itself are raised.
         """
         return finish(self._core.call(tool, arguments, call_id=call_id, tools=tools))
@@ -245,12 +245,12 @@ class Turn(MutableMapping[str, Any]):
         return self._core.model(name)
 
     def tool(self, name: str) -> AbstractContextManager[None]:
-        """Measure a tool that is not run by `call`, but for example by an agent framework."""
+        """Measure a tool that is not run by `call`, for example one that an agent framework runs."""
         return self._core.tool(name)
 
     @property
     def times(self) -> TurnTimes:
-        """How the turn's time was spent so far; after its end including its commit."""
+        """How the turn's time was spent so far; after the turn's end this includes the commit."""
         return self._core.times
 
     @property

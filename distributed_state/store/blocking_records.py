@@ -569,7 +569,7 @@ class Session(Record):
     Example::
 
         session = store.session("c1", user="u1")
-        with session.turn(request_id="r1") as turn:  # one commit, made once however often the request comes
+        with session.turn(request_id="r1") as turn:  # one commit, even if the request is repeated
             if not turn.repeated:
                 turn.append({"role": "user", "content": "Where to?"}, {"role": "assistant", "content": "Oslo."})
                 turn["city"] = "Oslo"
@@ -588,8 +588,8 @@ class Session(Record):
 
             session.append({"role": "user", "content": "Where to?"}, Message(role="assistant", content="Oslo."))
 
-        Raises InvalidValue for an invalid message, TooLarge beyond `max_message_bytes`; then none is added. A message
-        without a `timestamp` is read with that of its commit.
+        Raises InvalidValue for an invalid message and TooLarge for one beyond `max_message_bytes`; then no message is
+        added. A message without a `timestamp` gets the time of its commit when it is read.
         """
         return finish(self._core.append(*messages, durability=durability))
 
@@ -604,7 +604,9 @@ class Session(Record):
         fresh: bool = False,
         max_staleness: float | None = None,
     ) -> list[Message]:
-        """Read the last messages, or all, or a page of them, oldest first. Older ones than recent come from SQL.
+        """Read the last messages, all, or a page of them, oldest first.
+
+        Those before the `recent_messages` come from SQL.
 
         Each message has its `number`, which does not change; numbers are missing where messages were removed. `after`
         and `before` are such numbers, both exclusive. `limit` counts from the beginning, or with `order="desc"` from
@@ -646,8 +648,8 @@ class Session(Record):
                 "role": "user", "content": "Where to?", "number": message["number"], "timestamp": message["timestamp"]
             }
 
-        Each holds the fields that were given, and, like the attributes of a Message, `number` (in place of a given
-        field of that name) and `timestamp`. Raises CorruptState or DecryptionFailed if any cannot be read.
+        Each dict holds the fields that were appended, and `number` and `timestamp` as a Message has them; `number`
+        replaces an appended field of that name. Raises CorruptState or DecryptionFailed if any cannot be read.
         """
         return finish(
             self._core.raw_messages(
@@ -662,12 +664,12 @@ class Session(Record):
         )
 
     def pop_message(self, *, durability: str | None = None) -> Message | None:
-        """Remove the last message, in one commit, and return it; None if the conversation shows none.
+        """Remove the last message, in one commit, and return it, or None if the conversation has no messages.
 
-        Two workers that do it at once each get another message, and a concurrent append is not skipped. Earlier
-        versions still show it, and its number is not used again. Raises CorruptState or DecryptionFailed if it cannot
-        be read; then it stays. Raises TooLarge if messages were removed between the others at more than 2,000 places:
-        `replace_messages` with all that are shown makes them one run again.
+        Two concurrent calls remove two different messages, and a message appended meanwhile is the last one. Earlier
+        versions still show a removed message, and its number is not used again. Raises CorruptState or
+        DecryptionFailed, and removes nothing, if it cannot be read. Raises TooLarge if the remaining messages have gaps
+        at more than 2,000 places; to close the gaps, pass all of them to `replace_messages`.
         """
         return finish(self._core.pop_message(durability=durability))
 
@@ -679,7 +681,7 @@ class Session(Record):
         expect_last: int | None = None,
         durability: str | None = None,
     ) -> int:
-        """Replace all messages after the one numbered `after` by these, in one commit; None: all messages.
+        """Replace all messages after number `after` (None: all messages) by these, in one commit.
 
         Example::
 
@@ -717,10 +719,10 @@ class Session(Record):
         A turn is a user message and all that follows it. The last `keep_last` turns, and with `keep_system` the system
         messages at the beginning, are kept even if they do not fit, so compare `tokens` where that matters. With
         `strategy="summarize"` the other messages are passed to `summarizer(messages, previous_summary)`, which returns
-        text. It is called from time to time, for all beyond half of `max_tokens`, not for each message. The summary is
-        stored with the session by a commit of its own, made once for any number of replicas, and extended later. The
-        replicas wait for one another under the session's lock, at most `wait` seconds, else LockTimeout; others may
-        write.
+        text. The summarizer is not called for each new message, but when the messages no longer fit: it then gets all
+        beyond half of `max_tokens`. The summary is stored with the session in a commit of its own, once for all
+        replicas, and extended later. A replica waits at most `wait` seconds for another one's summary, else it raises
+        LockTimeout; writes of others are not blocked.
         """
         return finish(
             self._core.window(
@@ -746,27 +748,28 @@ class Session(Record):
         set: Mapping[str, Any] | None = None,
         append: Iterable[Message | dict[str, Any]] = (),
     ) -> str:
-        """Move the phase along the table of `machine` and return the new phase, in one commit with fields and messages.
+        """Move the phase along the table of `machine`, in one commit with fields and messages; return the new phase.
 
         Example::
 
             phase = session.transition("new_task", machine=TASK_MACHINE, set={"goal": "a weekend in Oslo"})
 
-        Without a phase the machine's initial one applies. If the phase was changed concurrently, the event is applied
-        to the new one. Raises InvalidTransition, and writes nothing, if the event is not allowed there.
+        A session without a phase is in the machine's initial one. If another writer changed the phase meanwhile, the
+        event is applied to that phase. Raises InvalidTransition, and writes nothing, if the event is not allowed there.
         """
         return finish(self._core.transition(event, machine=machine, set=set, append=append))
 
     def context(self, *, last: int = 20, beside: Iterable[Record] = (), counter: Counter = estimate) -> Context:
-        """Read the context for a model: the last messages, the fields, and those of the records in `beside`.
+        """Read the context for a model: the last messages, and the fields of the session and the records in `beside`.
 
         Example::
 
             context = session.context(last=10, beside=[store.user("u1")])
             prompt = context.render()
 
-        `beside` takes records as `[store.user("u1"), store.task("t1")]`. All that are not hot take one round trip,
-        messages older than `recent_messages` more. `render()` gives the state as text for a prompt.
+        `beside` takes records: `[store.user("u1"), store.task("t1")]`. All records that are not in hot are read in one
+        round trip; messages older than `recent_messages` need further reads. `render()` gives the state as text for a
+        prompt.
         """
         return finish(self._core.context(last=last, beside=[core_of(each) for each in beside], counter=counter))
 
@@ -799,10 +802,10 @@ class Session(Record):
     def set_lifetime(self, *, idle: float | None = None, lifetime: float | None = None) -> int:
         """Let the session end after `idle` seconds without a commit, and `lifetime` seconds from now at the latest.
 
-        None means unlimited. One commit, which replaces the earlier settings. At the end, or at most `sweep` seconds
-        later (about 14 more if the replica in charge crashed), one `session.expired` is published with the `reason`,
-        "idle" or "lifetime"; the session is then like a deleted one, and its history stays. Reads do not keep it alive.
-        It does not end while a `lock()` or a turn holds it.
+        None means unlimited. One commit, which replaces the earlier settings. When the session ends, or at most `sweep`
+        seconds later (about 14 seconds more if the replica in charge crashed), one event `session.expired` is published
+        with the `reason`, "idle" or "lifetime". The session is then like a deleted one, and its history stays. Reads do
+        not extend its life. It does not end while a `lock()` or a turn holds it.
         """
         return finish(self._core.set_lifetime(idle=idle, lifetime=lifetime))
 
@@ -828,20 +831,20 @@ class Session(Record):
                     turn.append({"role": "user", "content": "Where to?"})
                     turn.outcome = "Oslo."
 
-        Others cannot write the record meanwhile. A `request_id` that was answered before gives `turn.repeated` and the
-        first turn's `turn.outcome`, also after a `rollback`, `restore_state`, `clear` or import: a session keeps its
-        last 32 requests (`remembered_requests`).
+        Others cannot write the record meanwhile. If the `request_id` was answered before, `turn.repeated` is true and
+        `turn.outcome` is that of the first turn, even after a `rollback`, `restore_state`, `clear` or import. A session
+        keeps its last 32 requests (setting `remembered_requests`).
 
         If a turn is already running: `busy="wait"` queues up to `wait` seconds (LockTimeout), "reject" raises
-        LockTimeout at once, "interrupt" takes over and the other turn raises Interrupted. After `limit` seconds the
-        turn loses its lease even if it is still running: Fenced; inside a `lock()` of this task the lock's lease
-        counts instead. With a `slot`, only the slot's last request is kept, else one for each id.
+        LockTimeout at once, "interrupt" takes over and the other turn raises Interrupted. A turn that runs longer than
+        `limit` seconds loses its lease and raises Fenced; inside a `lock()` of this task the lock's lease counts
+        instead. With a `slot` the session keeps only the last request of that slot, without one a request for each id.
 
         `expect` and `expect_exists` are as in `write`, and must hold when the turn begins: else Conflict. They are not
         checked for a request that was answered before.
 
-        With `durability`, as in `store.durable`, a turn that raised DurabilityUnknown may be repeated under its
-        `request_id`: it is not applied twice, and a repeat that does not raise has reached the level.
+        `durability` is as in `store.durable`. A turn that raised DurabilityUnknown may be repeated under its
+        `request_id`: it is not applied twice, and it has reached the level when a repeat returns without an error.
         """
         return Turn(
             self._core.turn(
@@ -867,7 +870,7 @@ class Session(Record):
         wait: float = 60.0,
         tools: Iterable[Tool] = (),
     ) -> ToolCall:
-        """Run a tool in a turn of its own, once for each (`turn_id`, `call_id`); a repeated call returns the first's.
+        """Run a tool in a turn of its own, once for each (`turn_id`, `call_id`); a repeat returns the first result.
 
         Example::
 
@@ -879,8 +882,8 @@ class Session(Record):
             call = session.call(book, '{"city": "Oslo"}', call_id="call_0")
             assert call.result == "1 nights in Oslo"
 
-        A name selects one of `tools`. Failures, also those caused by the model, are part of the returned call, change
-        nothing, and are not stored: a call may be repeated until it succeeds.
+        `tool` is a tool, or the name of one of `tools`. A failure of the tool or a mistake of the model is returned in
+        the call; it changes nothing and is not stored, so a call may be repeated until it succeeds.
         """
         return finish(self._core.call(tool, arguments, call_id=call_id, turn_id=turn_id, wait=wait, tools=tools))
 
