@@ -1,4 +1,4 @@
-"""The work of an operator on a whole store: `store.admin`.
+"""An operator's work on a whole store: `store.admin`.
 
 Law: a method here is a few lines; its work is done in the modules beside it. Most need the right `admin`.
 
@@ -60,10 +60,10 @@ class AsyncAdmin:
         return await doctor.examine(self._context.tiers(), embedded=self._lifecycle.connections.embedded is not None)
 
     async def replicas(self) -> list[Replica]:
-        """List the replicas that have this namespace open, the oldest first, as their last heartbeats describe them.
+        """List the replicas that have this namespace open, the oldest first, with the data of their last heartbeats.
 
-        Each sends one every `beat` seconds, and is listed until it is closed or has been silent for three times that;
-        then another replica publishes the event `replica.lost` within another `beat`.
+        A replica sends a heartbeat every `beat` seconds, and is listed until it is closed or has sent none for three
+        times that; another replica then publishes the event `replica.lost` within another `beat`.
         """
         self._context.allow("admin")
         return await self._context.tiers().presence.replicas()
@@ -71,9 +71,9 @@ class AsyncAdmin:
     async def stats(self) -> dict[str, int]:
         """Return figures of this replica by name, and the number of unarchived commits in the fleet (`unarchived`).
 
-        For events: how many wait for its consumers, were handled, failed in their handlers or took longer than
-        `slow_handler`, and how often a consumer had to resync. For records: how many it has indexed (`indexed`), and
-        how many of the namespace were not indexed at its last count (`unindexed`).
+        Figures of events: how many wait for its consumers, were handled, failed in their handlers or took longer than
+        `slow_handler`, and how often a consumer had to resync. Figures of the search index: how many records this
+        replica has indexed (`indexed`), and how many of the namespace were not indexed at its last count (`unindexed`).
         """
         self._context.allow("read")
         tiers = self._context.tiers()
@@ -85,15 +85,16 @@ class AsyncAdmin:
     async def leases(
         self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
     ) -> list[HeldLease]:
-        """List the holders of records, locks and running turns, and their waiters; those held longest first.
+        """List the current leases (locks, running turns) with their holders and waiters, those held longest first.
 
         Example::
 
             for lease in await store.admin.leases():
                 print(lease.record_id, lease.kind, lease.replica, lease.since, lease.waiting)
 
-        With `scope`, only of that scope; with `prefix`, only of ids that begin with it. The first `limit` (1 to 1000);
-        `after` is the `cursor` of a previous page's last. Its cost grows with the leases, not with the records.
+        With `scope`, only leases on records of that scope; with `prefix`, only on ids that begin with it. Returns the
+        first `limit` (1 to 1000); `after` is the `cursor` of a previous page's last lease. The cost grows with the
+        number of leases, not of records.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
@@ -108,7 +109,7 @@ class AsyncAdmin:
         return await found.page(limit, after, None if all_of_them else lambda text: text.startswith(begins))
 
     async def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
-        """End the lease with this fencing token, for any holder; False if it is no longer held.
+        """End the lease with this fencing token, even another holder's; return False if it is no longer held.
 
         Example::
 
@@ -116,8 +117,8 @@ class AsyncAdmin:
                 if await store.time() - lease.since > 600:
                     await store.admin.end_lease(lease.record_id, lease.token)
 
-        Its holder's writes are refused (Interrupted, Fenced), and the first waiter gets the record. A turn that was
-        ended has written nothing. To hold the record instead: `record.lock(take_over=token)`.
+        Its holder's writes are refused (Interrupted, Fenced), and the first waiter gets the record. A turn whose lease
+        was ended has written nothing. To hold the record instead: `record.lock(take_over=token)`.
         """
         ref = Ref(scope, id)
         self._context.allow("admin", ref)
@@ -141,11 +142,11 @@ class AsyncAdmin:
             for event in await store.admin.audit(conversation="c1", type="conversation.*", limit=20):
                 print(event.time, event.type, event.data)
 
-        Filters: a conversation, by its id; a subject (a record, its text, or the value given to `emit`); a type, or
-        several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on, give the
-        `cursor` of the last event as `after`: it returns the first `limit` after that, an empty list if there are none
-        yet; `after="oldest"` is the beginning. Purged and forgotten events are gone. Raises ColdUnavailable if the
-        events so far cannot be archived.
+        Filters: a conversation, by its id; a subject (a record, its text, or the value given to `emit`); a type, or a
+        pattern like "conversation.*"; events from a time on, and before another (seconds since 1970). To continue, pass
+        the `cursor` of the last event as `after`: returns the first `limit` events after it, an empty list if there are
+        none yet; `after="oldest"` starts at the beginning. Events that were purged, or forgotten with a user, are not
+        found. Raises ColdUnavailable if the events so far cannot be archived.
         """
         ref, text = audit.about(conversation, subject.ref if isinstance(subject, AsyncRecord) else subject)
         wanted = audit.sought(text, type, since, until, limit, after)
@@ -161,8 +162,8 @@ class AsyncAdmin:
         `config` is a mapping, or the path of a YAML or JSON file read here. Every replica adopts it and calls
         `on_config_update` if it differs from its own; of two concurrent calls, one wins on all replicas. A replica that
         starts later adopts it unless its own file is newer. The event `config.changed` has the changed names and a
-        digest; the values are only in the record. Raises ConfigurationError for a broken file. An agent that finds the
-        config invalid logs that and keeps its old one.
+        digest, but not the values, which are in the record. Raises ConfigurationError for a broken file. An agent that
+        finds the config invalid logs that and keeps its old one.
         """
         ref = Ref("app", RECORD)
         self._context.allow("admin", ref)
@@ -176,7 +177,7 @@ class AsyncAdmin:
             try:
                 before = None if raw is None else record.codec.decode(raw, field)
             except CorruptState:
-                before = None  # a missing key, or another writer's, is replaced
+                before = None  # an old config that cannot be decrypted or read is replaced
             changes = record.changes()
             changes.set(field, {"config": found, "time": tiers.clock.now()})
             return changes, codec.encode(difference(before, found, agent), "config")
@@ -194,7 +195,7 @@ class AsyncAdmin:
     async def branches(
         self, id: str | None = None, *, scope: str = "session", limit: int = 100, after: str | None = None
     ) -> list[Branch]:
-        """List the branches of a record, the oldest first; without an id those of all records, of any scope.
+        """List the branches of a record, the oldest first; without an id, the branches of all records of any scope.
 
         Example::
 
@@ -204,12 +205,12 @@ class AsyncAdmin:
                 await session.fork(f"c1-{branch.id}", branch=branch.id)
                 await store.admin.drop_branch("c1", branch.id)
 
-        A branch holds acknowledged commits that its record does not continue. After failover to a lagging server, the
-        lost commits are restored unless the record was written meanwhile. If it was, they become a branch: `at`,
-        `history` and `fork` take its id. Few records have any.
+        A branch holds acknowledged commits that are not part of their record's history. After failover to a lagging
+        server, the lost commits are restored unless the record was written meanwhile. If it was, they become a branch:
+        `at`, `history` and `fork` take its id. Few records have branches.
 
         Without an id, lists the first `limit` records (1 to 1000) with branches; `after` is the `cursor` of a previous
-        page's last. The branches of one record need the right `read` only.
+        page's last. For the branches of one record the right `read` is enough.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
@@ -221,7 +222,10 @@ class AsyncAdmin:
         return await branches.page(self._context.tiers(), after or "", limit)
 
     async def drop_branch(self, id: str, branch: str, *, scope: str = "session") -> int:
-        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if it is missing."""
+        """Remove a branch permanently, by its id, and return how many commits it had.
+
+        Raises NotFound if it does not exist.
+        """
         return await branches.drop(RecordContext(self._context, Ref(scope, id)), branch)
 
     async def export(self, id: str, *, scope: str = "session") -> list[str]:
@@ -233,8 +237,8 @@ class AsyncAdmin:
             lines = await store.admin.export("c1")
             await store.admin.import_(lines, id="a copy of c1")
 
-        Encrypted data stays encrypted. Branches come last, a line a commit, and are not imported. Raises NotFound if
-        the record never existed, ColdUnavailable rather than return an incomplete export.
+        Encrypted data stays encrypted. Branches come last, one line for each commit, and are not imported. Raises
+        NotFound if the record never existed, ColdUnavailable rather than returning an incomplete export.
         """
         names = self._context.keys.of(Ref(scope, id))
         self._context.allow("admin", names.ref)
@@ -262,10 +266,10 @@ class AsyncAdmin:
     ) -> dict[str, int]:
         """Pack history older than this many seconds into compressed blocks in SQL, which take less space.
 
-        `history`, `at`, `rollback`, forks, exports and other reads work as before. It may run beside workers, and be
-        interrupted and repeated; once a day is enough. SQL reuses the freed space; files shrink only by its own VACUUM.
-        `progress` is called with the number of records so far. Returns counts of records, changes and messages. Raises
-        InvalidValue if `older_than` is below `op_window`.
+        `history`, `at`, `rollback`, forks, exports and other reads work as before. It may run while workers run, and
+        may be interrupted and repeated; once a day is enough. SQL reuses the freed space; files shrink only when you
+        run SQL's own VACUUM. `progress` is called with the number of records so far. Returns counts of records, changes
+        and messages. Raises InvalidValue if `older_than` is below `op_window`.
 
         Example: `store.admin.compact(older_than=7 * 86400)`
         """
@@ -275,9 +279,9 @@ class AsyncAdmin:
     async def cleanup(self, id: str, *, days: float, scope: str = "session") -> int:
         """Hide the messages of a conversation that were committed more than `days` days ago; return how many.
 
-        One commit, of a size that does not depend on the messages. A message's age is that of its commit by the
-        server's clock, not one that the message claims; history keeps the messages until `purge`. If a `purge`, or an
-        `erase` of the record that messages were forked from, removed all commits of that age, nothing is hidden.
+        This is one commit, whose size does not depend on the number of messages. A message's age is that of its commit
+        by the server's clock, not that of its own timestamp; history keeps the messages until `purge`. If a `purge`, or
+        an `erase` of the record that messages were forked from, removed all commits of that age, no message is hidden.
         """
         return await messages.cleanup(RecordContext(self._context, Ref(scope, id)), days)
 
@@ -294,11 +298,11 @@ class AsyncAdmin:
         """Remove old data from SQL; the present state of live records stays readable.
 
         `older_than` (seconds): older versions, branches and events can no longer be read or restored;
-        `events_older_than`, `branches_older_than` set another age for those. `keep_changes`: only this many of each
-        record's newest changes stay. `keep_messages`, `messages_older_than`: conversations show at most this many
-        messages, and none older than that, except messages that their summary does not cover yet. That is a commit of
-        the conversation, of kind `retention`; the hidden messages are removed with the last versions that showed them,
-        by `older_than` or `keep_changes`. Forks keep what they share.
+        `events_older_than` and `branches_older_than` set another age for events and branches. `keep_changes`: only this
+        many of each record's newest changes stay. `keep_messages`, `messages_older_than`: conversations show at most
+        this many messages, and none older than that, except messages that their summary does not cover yet. Messages
+        are hidden by a commit of the conversation, of kind `retention`; they are removed when `older_than` or
+        `keep_changes` removes the last version that showed them. Forks keep the messages that they share.
 
         Returns counts of records, changes, messages and events that were removed, and of messages `left_out`.
         """
@@ -319,11 +323,11 @@ class AsyncAdmin:
         limit: int | None = None,
         progress: Callable[[Upcast], None] | None = None,
     ) -> Upcast:
-        """Upcast the records of a scope to this schema's version, as their next write would; return the counts.
+        """Upcast the records of a scope to this schema's version, like their next write would; return the counts.
 
         Records that cannot be upcast are counted as failed, stay as they are, and do not stop the run; `dry_run` only
-        counts. At most `limit` are upcast. It may be interrupted and repeated at any time, and run beside workers:
-        records that an older worker writes meanwhile are left to the next run. All records of the scope are assumed to
+        counts. At most `limit` are upcast. It may be interrupted and repeated at any time, and may run while workers
+        run: records that an older worker writes meanwhile are upcast by the next run. All records of the scope must
         have this schema.
         """
         self._context.allow("admin", scope=scope)
@@ -332,28 +336,29 @@ class AsyncAdmin:
     async def reencrypt(
         self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None
     ) -> Reencrypted:
-        """Encrypt under the current key all data under another key or, with `accept_plaintext`, not encrypted.
+        """Encrypt under the current key all data that is under another key or, with `accept_plaintext`, not encrypted.
 
-        This includes history, messages, snapshots and events; versions stay as they are. It may run beside busy workers
-        that already use the key, and waits for none. It may be interrupted and repeated: finished work is skipped.
-        `dry_run` only counts. `progress` is called now and then with the counts so far. A record that cannot be
-        decrypted is left as it is and counted. Events that Redis keeps for consumers are dropped up to the last old
-        one: consumers that have not read them get a `resync`, and `audit` finds them. It does not reach backups, logs
-        of Redis and SQL, and a checksum of 32 bits of unencrypted data in an event's id: `purge` removes those events.
+        This includes history, messages, snapshots and events; versions stay as they are. It may run while workers that
+        already use the key are busy, and does not wait for them. It may be interrupted and repeated: finished work is
+        skipped. `dry_run` only counts. `progress` is called from time to time with the counts so far. A record that
+        cannot be decrypted is left as it is and counted. Events that Redis keeps for consumers are dropped up to the
+        last one under an old key: consumers that have not read them get a `resync`, and `audit` still finds them.
+        Backups and the log files of Redis and SQL are not changed. The id of an event whose data was not encrypted
+        keeps a checksum of 32 bits of that data until `purge` removes the event.
         """
         self._context.allow("admin")
         return await maintenance.reencrypt(self._context.tiers(), dry_run, progress)
 
     async def repair(self, *, dry_run: bool = False, progress: Callable[[Repaired], None] | None = None) -> Repaired:
-        """Bring SQL up to date with Redis after an older backup of SQL was restored: `doctor` names the partitions.
+        """Bring SQL up to date with Redis after an older backup of SQL was restored. `doctor` names the partitions.
 
-        Until then Redis serves these partitions, and nothing of them is archived. Commits that the journal still holds
+        Before the repair Redis serves these partitions, and they are not archived. Commits that the journal still holds
         are archived one by one; other records that are newer in Redis are copied at their present version, and the
-        versions between are missing in their history. Data that neither has is lost, and reported: messages older than
-        the recent ones that Redis keeps, records that may have lost items, and anything that Redis no longer has.
-        Partitions are repaired one by one: each one's reads and writes wait meanwhile, its leases end, and it starts a
-        new epoch. It may be interrupted and repeated. `dry_run` only counts; `progress` is called with the counts after
-        each partition.
+        versions in between are missing in their history. Data that neither Redis nor SQL has is lost, and is reported:
+        messages older than the recent ones in Redis, records that may have lost items, and records that Redis no longer
+        has. Partitions are repaired one by one: reads and writes of a partition wait during its repair, its leases end,
+        and it starts a new epoch. It may be interrupted and repeated. `dry_run` only counts; `progress` is called with
+        the counts after each partition.
         """
         self._context.allow("admin")
         return await maintenance.repair(self._context.tiers(), dry_run, progress)
@@ -361,7 +366,7 @@ class AsyncAdmin:
     async def update_index(self, *, progress: Callable[[Indexed], None] | None = None) -> Indexed:
         """Turn search on, if it is off, and wait until the index covers all archived data; return its state.
 
-        It may be interrupted and repeated: finished work is skipped. `progress` is called now and then.
+        It may be interrupted and repeated: finished work is skipped. `progress` is called from time to time.
 
         Example: `print(store.admin.update_index().records)`
         """

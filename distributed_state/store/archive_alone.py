@@ -1,7 +1,7 @@
-"""Operations that need only SQL, for when Redis is unavailable and no store can be opened. Law: it names what it lacks.
+"""Operations that need only SQL, for use while Redis is unavailable. Law: an error names the data that only Redis has.
 
-These read only archived data: listings, histories, branches, the audit trail and searches. Others keep SQL small and
-leave unarchived data alone.
+Listings, histories, branches, the audit trail and searches read only archived data. `compact` and `purge` keep SQL
+small and do not touch unarchived data.
 
 Design: section 27.
 """
@@ -31,12 +31,12 @@ from distributed_state.values.encryption import Encryption, Sealed
 from distributed_state.values.model import Ref
 from distributed_state.values.search import KINDS, SearchHit
 
-_CLOCKS_MS = 600_000  # SQL's clock may be this far ahead of Redis', which dates everything
+_CLOCKS_MS = 600_000  # SQL's clock may be this far ahead of Redis', whose times all data has
 
 
 @contextmanager
 def archive_alone(settings: Settings, error: WarmUnavailable) -> Iterator[ArchiveAlone]:
-    """Open the archive alone; its schema is not migrated. `error` says why Redis is unavailable."""
+    """Open only the archive; its schema is not migrated. `error` says why Redis is unavailable."""
     cold = ColdStore.open(
         settings.archive or "", settings.namespace, migrate=False,
         snapshot_every=settings.snapshot_every, timeout=settings.sql_timeout,
@@ -120,7 +120,10 @@ class ArchiveAlone:
         return asdict(retention.purge(self._cold, self._before_ms)) | {"left_out": 0}
 
     def _before_ms(self, age: float) -> int:
-        """The time before which data is older than `age`; rather too early, as Redis' and SQL's clocks may differ."""
+        """The time before which data is older than `age`.
+
+        It is set early, because Redis' and SQL's clocks may differ.
+        """
         return self._cold.clock_us() // 1000 - int(age * 1000) - _CLOCKS_MS
 
     def _codec_of(self, subject: str) -> Codec:

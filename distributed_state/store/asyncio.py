@@ -1,7 +1,7 @@
 """The store: opens and closes, hands out records, and works on many of them.
 
 Law: a method here is a few lines; its work is done in `lifecycle` and the modules beside it. The methods that concern
-the whole fleet are those of `AsyncFleet`.
+the whole fleet are in `AsyncFleet`.
 
 Design: section 16.
 """
@@ -98,21 +98,20 @@ class AsyncStateStore(AsyncFleet):
             async with AsyncStateStore.open(archive="memory", namespace="shop", recent_messages=100) as store:
                 await store.app("shop").set("open", True)
 
-        Without `url` everything runs in this process and is archived to a SQLite file, each commit before it returns. A
-        relative path is resolved against the current folder of this call. With `url` the store is shared by all workers
-        that name the same Redis, `archive` (a SQLAlchemy URL, or "memory" for throwaway use) and `namespace`:
-        redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or
-        redis+cluster://host:6379,host:6379; with TLS rediss://, rediss+sentinel:// or rediss+cluster://, and unix://.
-        `credentials()` is called for each new connection and returns user and password, for tokens that expire.
-        With https://, or http:// within a private network, it is the store behind that service (`token=`, extra
-        `remote`), with the methods of this class that work remotely: see AsyncRemoteStore.
-        More settings: see Settings.
+        Without `url` everything runs in this process, and each commit is archived to a SQLite file before it returns. A
+        relative path is resolved against the folder in which `open` is called. With `url` the store is shared by all
+        workers that name the same Redis, `archive` (a SQLAlchemy URL, or "memory" for throwaway use) and `namespace`:
+        redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or redis+cluster://host:6379,host:6379;
+        with TLS rediss://, rediss+sentinel:// or rediss+cluster://, and unix://. `credentials()` is called for each new
+        connection and returns user and password, for tokens that expire. With https://, or http:// within a private
+        network, it is the store behind that service (`token=`, extra `remote`), with the methods of this class that
+        work remotely: see AsyncRemoteStore. More settings: see Settings.
 
         `encryption` sets which data is encrypted and with which keys (see Encryption; without it, from the
-        environment); `access` is asked before everything and may deny it (see Request); `clean(key, value)` and
+        environment); `access` is asked before each action and may deny it (see Request); `clean(key, value)` and
         `clean_messages(message)` return the value or message to store instead. `search=True`, or a Search with options,
-        lets `search` find records by their content; without a `url` the first search turns it on, unless False.
-        Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
+        turns on `search`, which finds records by their content; without a `url` the first search turns it on, unless
+        this is False. Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
         remote = opened_remotely(
             "remote.store.AsyncRemoteStore", url, settings, archive=archive, namespace=namespace,
@@ -120,7 +119,7 @@ class AsyncStateStore(AsyncFleet):
             search=search,
         )  # fmt: skip
         if remote is not None:
-            return cast(Self, remote)  # it has the same methods
+            return cast(Self, remote)  # a remote store has the same methods
         given = resolve(url=url, archive=archive, namespace=namespace, **settings)
         store = cls(given, encryption=encryption, access=access, credentials=credentials, search=search)
         hook(store, clean, clean_messages)
@@ -141,9 +140,10 @@ class AsyncStateStore(AsyncFleet):
     async def close(self) -> None:
         """Stop the background work, drop all connections and close the archive, for all threads and event loops.
 
-        This process's commits are archived first: an embedded store archives all of them; with Redis it takes at most
-        `close_timeout` seconds (setting, 5), and if it has no archiver (`archiver=False`), those of other processes do
-        it. The others stay in Redis, and a warning in the log says how many. Has no effect on a closed store.
+        This process's commits are archived first: an embedded store archives all of them; with Redis this takes at most
+        `close_timeout` seconds (setting, 5), and without an archiver (`archiver=False`) other processes archive them.
+        Commits that are not archived in time stay in Redis, and a warning in the log says how many. Has no effect on a
+        closed store.
         """
         await self._lifecycle.close()
 
@@ -169,17 +169,17 @@ class AsyncStateStore(AsyncFleet):
 
     @property
     def settings(self) -> Settings:
-        """The settings it was opened with, including those from the environment."""
+        """The settings that the store was opened with, including those from the environment."""
         return self._context.settings
 
     @property
     def replica(self) -> str:
-        """The name of this replica, 12 hex digits: unique to each process, also to a forked one."""
+        """The name of this replica, 12 hex digits: unique to each process, even after an os.fork."""
         return self._context.tiers().replica
 
     @property
     def admin(self) -> AsyncAdmin:
-        """The work of an operator: examine the store, archive, compact and purge it, export and import records."""
+        """The methods for operators: examine the store, archive, compact and purge it, export and import records."""
         return AsyncAdmin(self._context, self._lifecycle)
 
     # Records
@@ -216,12 +216,12 @@ class AsyncStateStore(AsyncFleet):
 
             session = store.session("c1", user="u1", idle=3600)
 
-        `user` owns it from its first write on; `actor` is recorded with every change made through this handle. With
-        `schema`, a pydantic model or a Schema of one, its fields are those of the model.
+        `user` owns the session from its first write on; `actor` is recorded with every change made through this handle.
+        With `schema`, a pydantic model or a Schema of one, its fields are those of the model.
 
         A session that starts with a commit through this handle expires after `idle` seconds without another commit, and
         at the age of `lifetime` seconds (see `set_lifetime`); None means the store's `session_idle` and
-        `session_lifetime`, `math.inf` never.
+        `session_lifetime`, and `math.inf` means never.
 
         With `on_invalid="stringify"`, values that JSON cannot hold are stored as their `str()`, at any depth;
         `clean(key, value)` and `clean_messages(message)` return the value or message to store instead, or raise. The
@@ -277,7 +277,7 @@ class AsyncStateStore(AsyncFleet):
         schema: type[M] | Schema[M] | None = None,
         **options: Unpack[Options],
     ) -> AsyncRecord:
-        """Return the record of a piece of work, which `user` owns. No I/O. Options as for `session`."""
+        """Return the record of a task, which `user` owns. No I/O. Options as for `session`."""
         return self._record(Ref("task", id), user, schema, options)
 
     def _record(self, ref: Ref, user: str | None, schema: type[M] | Schema[M] | None, options: Options) -> AsyncRecord:
@@ -292,7 +292,7 @@ class AsyncStateStore(AsyncFleet):
         self._context.tiers().hot.clear()
 
     def acting_as(self, actor: str) -> AbstractContextManager[None]:
-        """Record `actor` with every change made inside `with`, by any handle that names no actor of its own.
+        """Record `actor` with every change made inside `with`, except by handles that have an actor of their own.
 
         Example::
 
@@ -313,36 +313,36 @@ class AsyncStateStore(AsyncFleet):
                 await session.set("paid", True)  # SQL has it when this returns
                 await session.set("seen", 1, durability="memory")
 
-        "memory": Redis has it. "replicated": so has every replica that may be promoted; "replicated:n": n of them,
-        which guarantees nothing if another one is promoted. "fsynced": it is on the disk of its Redis, which guarantees
-        nothing across a failover. "archived": SQL has it. DurabilityUnknown means that a change was applied, but did
-        not reach the level in time; repeat a turn under its request id, and confirm others by
-        `record.version(durability=...)`. Without this, and without `durability=` of the change, batch or turn itself,
-        the setting `durability` applies.
+        "memory": Redis has the change. "replicated": every replica that may be promoted has it too; "replicated:n": n
+        of these have it, which guarantees nothing if another one is promoted. "fsynced": it is on the disk of its Redis
+        server, which guarantees nothing across a failover. "archived": SQL has it. DurabilityUnknown means that a
+        change was applied, but did not reach the level in time; repeat a turn under its request id, and confirm other
+        changes by `record.version(durability=...)`. `durability=` of the change, batch or turn itself wins over this;
+        without both, the setting `durability` applies.
 
         Raises InvalidValue for an unknown level; and ConfigurationError, here or when a change is made, if the servers
-        can never reach it. It is a variable of the context, as in `acting_as`, and applies to this store alone.
+        can never reach it. It is a variable of the context, as in `acting_as`, and applies only to this store.
         """
         level = level_of(durability)
         self._lifecycle.refuse_never_kept(level)
         return ambient.durable(self.settings, level)
 
     async def time(self) -> float:
-        """Read the server's time in seconds since 1970: one clock for all workers, whatever their own clocks say.
+        """Read the server's time in seconds since 1970: one clock for all workers, independent of their own clocks.
 
         Example::
 
             await store.app("shop").set("open_until", await store.time() + 3600)
 
-        Mostly without I/O; it may be wrong by half the round trip of the last reply. In a cluster it is the slowest of
-        the servers' clocks. Raises WarmUnavailable if no server can be reached.
+        This is mostly without I/O. The time may be wrong by half the round trip of the last reply. In a cluster it is
+        that of the server whose clock is furthest behind. Raises WarmUnavailable if no server can be reached.
         """
         clock = self._context.tiers().clock
         await clock.know()
         return clock.now()
 
     async def get_many(self, handles: Iterable[AsyncRecord], *, fresh: bool = False) -> list[dict[str, Any]]:
-        """Read the fields of several records, in their order; all that are not hot take one round trip.
+        """Read the fields of several records, in their order. One round trip reads all that are not in hot.
 
         Example::
 
@@ -367,9 +367,9 @@ class AsyncStateStore(AsyncFleet):
                 batch.on(session).set("city", "Oslo")
                 batch.on(store.user("u1")).increment("trips", 1)
 
-        Each record has one commit and changes completely or not at all; the batch as a whole may be applied in part. At
-        its end it raises the first error of a record, and `batch.versions` says which records were changed.
-        `durability` as in `durable`.
+        Each record has one commit and changes completely or not at all; the batch as a whole may be applied in part.
+        The end of the block raises the first error of a record, and `batch.versions` says which records were changed.
+        `durability` is as in `durable`.
         """
         return AsyncBatch(self._context, durability)
 
@@ -394,11 +394,12 @@ class AsyncStateStore(AsyncFleet):
             state = await store.run(Workflow({"planning": plan}), "Oslo or Bergen?", session_id="c2", request_id="r1")
             assert state.final_answer == "Oslo is nearer."
 
-        Each step is one commit, so any worker can continue after another one died: call it again with the same
-        `session_id`, and the same input or None. `user_input` starts a task in a new session, or in one whose task is
-        over; a waiting task takes it as the answer; it is added to a task that is under way. A `request_id` that was
-        accepted before starts nothing. Errors of a step are raised here, and the step may be run again. While another
-        worker runs a step this waits, at most `wait` seconds (LockTimeout); a step's lease lasts `ttl` seconds.
+        Each step is one commit, so any worker can continue after another one died: call `run` again with the same
+        `session_id`, and the same input or None. `user_input` starts a task if the session is new or its task has
+        ended; it answers a task that waits for the user; otherwise it is added to the task as a message. A `request_id`
+        that was accepted before does not start a task again. Errors of a step are raised here, and the step may be run
+        again. While another worker runs a step this waits, at most `wait` seconds (LockTimeout); a step's lease lasts
+        `ttl` seconds.
         """
         session = self.session(session_id, user=user)
         return await workflow_run(session, workflow, user_input, request_id, self._context.dressed, wait=wait, ttl=ttl)
@@ -413,12 +414,14 @@ class AsyncStateStore(AsyncFleet):
         return await lifecycle.delete(self._context.tiers(), names, self._context.deleting)
 
     async def erase(self, id: str, *, scope: str = "session") -> bool:
-        """Remove a record for good: fields, messages, history, events, in every tier; False if there was nothing.
+        """Remove a record permanently from every tier: fields, messages, history, events.
 
-        Forks stay, and keep what they share with it. Its versions are not used again; Redis keeps a notice of the
-        deletion for disconnected replicas for `events_for` seconds. Raises Locked while another owner holds the record.
-        Once started, the erasure is finished by any replica that archives, even if this raises; another call continues
-        it. A fork that is being made at the same time may be erased as well.
+        Return False if it never existed.
+
+        Forks stay, and keep the messages and items that they share with it. Its versions are not used again. Redis
+        keeps the event of the deletion for disconnected replicas for `events_for` seconds. Raises Locked while another
+        owner holds the record. Once the erasure has started, any replica that archives finishes it, even if this call
+        raises; another call continues it. A fork that is being made at the same time may be erased too.
         """
         names = self._context.keys.of(Ref(scope, id))
         self._context.allow("admin", names.ref)
@@ -441,7 +444,7 @@ class AsyncStateStore(AsyncFleet):
         changed_before: float | None = None,
         larger_than: int | None = None,
     ) -> list[SessionInfo]:
-        """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
+        """List records, the most recently archived change first; `after` is the `cursor` of a previous page's last row.
 
         Example::
 
@@ -455,16 +458,16 @@ class AsyncStateStore(AsyncFleet):
         With `prefix`, lists only ids that begin with it; with `tags`, only records that have all of these (see
         `write`). Both list in the order of the ids, by the bytes of their escaped text, so that concurrent additions
         and changes do not shift a page: use `prefix=""` for all records. The first tag and the prefix are looked up in
-        an index; other conditions filter the result row by row, as for deleted records::
+        an index; other conditions filter the result row by row::
 
             page = await store.sessions(prefix="shop:", tags={"run": "r1"})
 
         With `phase`, lists only records in this phase of their state machine, by an index; with `changed_since` and
         `changed_before`, those whose last change is in between (seconds since 1970); with `larger_than`, those with
-        more bytes committed. `SessionInfo` says which figures are missing for old records.
+        more committed bytes. `SessionInfo` says which figures are missing for old records.
 
-        Unarchived records are not listed, unless `fresh`: then the journals in Redis are read as well, up to their end,
-        and merged into the page. The cost grows with the unarchived commits, which are few while SQL is available.
+        Unarchived changes are listed only with `fresh`, which also reads the journals in Redis to their end and merges
+        them into the page. The cost grows with the number of unarchived commits, which is small while SQL is available.
         """
         wanted = maintenance.wanted(
             scope=scope, limit=limit, user=user, prefix=prefix, tags=tags, after=after, phase=phase,
@@ -478,9 +481,9 @@ class AsyncStateStore(AsyncFleet):
     async def forget(self, user: str) -> int:
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.
 
-        Hashed ids stay with their last version, so that no version is used twice, and Redis keeps the notices of the
-        deletions for disconnected replicas, for `events_for` seconds. Forks that are being made at the same time fail
-        or are erased too. Once started, the erasure is finished by any replica that archives, even if this raises;
+        The hash of each id stays with its last version, so that no version is used twice. Redis keeps the events of the
+        deletions for disconnected replicas for `events_for` seconds. Forks that are being made at the same time fail or
+        are erased too. Once the erasure has started, any replica that archives finishes it, even if this call raises;
         another call continues it. Returns the number of records.
         """
         owner = escape(Ref("user", user).id)
@@ -511,17 +514,17 @@ class AsyncStateStore(AsyncFleet):
             for hit in await store.search("weekend Oslo", scope="session", user="u1", fresh=True):
                 print(hit.id, hit.number, hit.text)
 
-        Finds entries with all words of `query`, in any order, or with `match="any"` some; in a store with `embed`,
-        entries of similar meaning. Query syntax is ignored: quotes, `*` or NEAR have no effect. Without a query it
-        returns everything, the newest first. Filters: the `scope`, the `prefix` of records' ids, the `user` who owns
-        them, `kinds` ("message", "field", "item"), a `collection` of items, and objects with these values:
+        Finds entries that have all words of `query` in any order, or any of them with `match="any"`; in a store with
+        `embed`, entries of similar meaning. Query syntax is ignored: quotes, `*` or NEAR have no effect. Without a
+        query it returns everything, the newest first. Filters: the `scope`, the `prefix` of records' ids, the owner
+        (`user`), `kinds` ("message", "field", "item"), a `collection` of items, and objects with these values:
         `filter={"city": "Oslo"}`, or {"$gt": 3} as a value, with $eq, $ne, $gt, $gte, $lt, $lte. Skips the first
         `offset`.
 
-        Entries are found once they are archived and indexed, mostly within a second of the write; `fresh` waits for
-        both. At most 10,000 candidates are examined. Entries that the store's policy denies are left out. Raises
-        ConfigurationError if search is off (see `open`), TooLarge if the found values exceed 32 MiB, ColdUnavailable
-        without SQL.
+        Entries are found once they are archived and indexed, mostly within a second of the write; `fresh` waits until
+        everything written so far is. At most 10,000 candidates are examined. Entries that the store's policy denies are
+        left out. Raises ConfigurationError if search is off (see `open`), TooLarge if the found values exceed 32 MiB,
+        ColdUnavailable without SQL.
         """
         asked = querying.checked(query or "", match, scope, kinds, prefix, user, collection, limit, offset)
         owner = None if user is None else escape(user)

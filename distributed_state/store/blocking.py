@@ -115,39 +115,40 @@ class Admin:
         return finish(self._core.doctor())
 
     def replicas(self) -> list[Replica]:
-        """List the replicas that have this namespace open, the oldest first, as their last heartbeats describe them.
+        """List the replicas that have this namespace open, the oldest first, with the data of their last heartbeats.
 
-        Each sends one every `beat` seconds, and is listed until it is closed or has been silent for three times that;
-        then another replica publishes the event `replica.lost` within another `beat`.
+        A replica sends a heartbeat every `beat` seconds, and is listed until it is closed or has sent none for three
+        times that; another replica then publishes the event `replica.lost` within another `beat`.
         """
         return finish(self._core.replicas())
 
     def stats(self) -> dict[str, int]:
         """Return figures of this replica by name, and the number of unarchived commits in the fleet (`unarchived`).
 
-        For events: how many wait for its consumers, were handled, failed in their handlers or took longer than
-        `slow_handler`, and how often a consumer had to resync. For records: how many it has indexed (`indexed`), and
-        how many of the namespace were not indexed at its last count (`unindexed`).
+        Figures of events: how many wait for its consumers, were handled, failed in their handlers or took longer than
+        `slow_handler`, and how often a consumer had to resync. Figures of the search index: how many records this
+        replica has indexed (`indexed`), and how many of the namespace were not indexed at its last count (`unindexed`).
         """
         return finish(self._core.stats())
 
     def leases(
         self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
     ) -> list[HeldLease]:
-        """List the holders of records, locks and running turns, and their waiters; those held longest first.
+        """List the current leases (locks, running turns) with their holders and waiters, those held longest first.
 
         Example::
 
             for lease in store.admin.leases():
                 print(lease.record_id, lease.kind, lease.replica, lease.since, lease.waiting)
 
-        With `scope`, only of that scope; with `prefix`, only of ids that begin with it. The first `limit` (1 to 1000);
-        `after` is the `cursor` of a previous page's last. Its cost grows with the leases, not with the records.
+        With `scope`, only leases on records of that scope; with `prefix`, only on ids that begin with it. Returns the
+        first `limit` (1 to 1000); `after` is the `cursor` of a previous page's last lease. The cost grows with the
+        number of leases, not of records.
         """
         return finish(self._core.leases(scope=scope, prefix=prefix, limit=limit, after=after))
 
     def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
-        """End the lease with this fencing token, for any holder; False if it is no longer held.
+        """End the lease with this fencing token, even another holder's; return False if it is no longer held.
 
         Example::
 
@@ -155,8 +156,8 @@ class Admin:
                 if store.time() - lease.since > 600:
                     store.admin.end_lease(lease.record_id, lease.token)
 
-        Its holder's writes are refused (Interrupted, Fenced), and the first waiter gets the record. A turn that was
-        ended has written nothing. To hold the record instead: `record.lock(take_over=token)`.
+        Its holder's writes are refused (Interrupted, Fenced), and the first waiter gets the record. A turn whose lease
+        was ended has written nothing. To hold the record instead: `record.lock(take_over=token)`.
         """
         return finish(self._core.end_lease(id, token, scope=scope))
 
@@ -178,11 +179,11 @@ class Admin:
             for event in store.admin.audit(conversation="c1", type="conversation.*", limit=20):
                 print(event.time, event.type, event.data)
 
-        Filters: a conversation, by its id; a subject (a record, its text, or the value given to `emit`); a type, or
-        several as "conversation.*"; from a time on, and before another (seconds since 1970). To read on, give the
-        `cursor` of the last event as `after`: it returns the first `limit` after that, an empty list if there are none
-        yet; `after="oldest"` is the beginning. Purged and forgotten events are gone. Raises ColdUnavailable if the
-        events so far cannot be archived.
+        Filters: a conversation, by its id; a subject (a record, its text, or the value given to `emit`); a type, or a
+        pattern like "conversation.*"; events from a time on, and before another (seconds since 1970). To continue, pass
+        the `cursor` of the last event as `after`: returns the first `limit` events after it, an empty list if there are
+        none yet; `after="oldest"` starts at the beginning. Events that were purged, or forgotten with a user, are not
+        found. Raises ColdUnavailable if the events so far cannot be archived.
         """
         return finish(
             self._core.audit(
@@ -202,15 +203,15 @@ class Admin:
         `config` is a mapping, or the path of a YAML or JSON file read here. Every replica adopts it and calls
         `on_config_update` if it differs from its own; of two concurrent calls, one wins on all replicas. A replica that
         starts later adopts it unless its own file is newer. The event `config.changed` has the changed names and a
-        digest; the values are only in the record. Raises ConfigurationError for a broken file. An agent that finds the
-        config invalid logs that and keeps its old one.
+        digest, but not the values, which are in the record. Raises ConfigurationError for a broken file. An agent that
+        finds the config invalid logs that and keeps its old one.
         """
         return finish(self._core.reload_config(config, agent=agent))
 
     def branches(
         self, id: str | None = None, *, scope: str = "session", limit: int = 100, after: str | None = None
     ) -> list[Branch]:
-        """List the branches of a record, the oldest first; without an id those of all records, of any scope.
+        """List the branches of a record, the oldest first; without an id, the branches of all records of any scope.
 
         Example::
 
@@ -220,17 +221,20 @@ class Admin:
                 session.fork(f"c1-{branch.id}", branch=branch.id)
                 store.admin.drop_branch("c1", branch.id)
 
-        A branch holds acknowledged commits that its record does not continue. After failover to a lagging server, the
-        lost commits are restored unless the record was written meanwhile. If it was, they become a branch: `at`,
-        `history` and `fork` take its id. Few records have any.
+        A branch holds acknowledged commits that are not part of their record's history. After failover to a lagging
+        server, the lost commits are restored unless the record was written meanwhile. If it was, they become a branch:
+        `at`, `history` and `fork` take its id. Few records have branches.
 
         Without an id, lists the first `limit` records (1 to 1000) with branches; `after` is the `cursor` of a previous
-        page's last. The branches of one record need the right `read` only.
+        page's last. For the branches of one record the right `read` is enough.
         """
         return finish(self._core.branches(id, scope=scope, limit=limit, after=after))
 
     def drop_branch(self, id: str, branch: str, *, scope: str = "session") -> int:
-        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if it is missing."""
+        """Remove a branch permanently, by its id, and return how many commits it had.
+
+        Raises NotFound if it does not exist.
+        """
         return finish(self._core.drop_branch(id, branch, scope=scope))
 
     def export(self, id: str, *, scope: str = "session") -> list[str]:
@@ -242,8 +246,8 @@ class Admin:
             lines = store.admin.export("c1")
             store.admin.import_(lines, id="a copy of c1")
 
-        Encrypted data stays encrypted. Branches come last, a line a commit, and are not imported. Raises NotFound if
-        the record never existed, ColdUnavailable rather than return an incomplete export.
+        Encrypted data stays encrypted. Branches come last, one line for each commit, and are not imported. Raises
+        NotFound if the record never existed, ColdUnavailable rather than returning an incomplete export.
         """
         return finish(self._core.export(id, scope=scope))
 
@@ -264,10 +268,10 @@ class Admin:
     def compact(self, *, older_than: float = 86400.0, progress: Callable[[int], None] | None = None) -> dict[str, int]:
         """Pack history older than this many seconds into compressed blocks in SQL, which take less space.
 
-        `history`, `at`, `rollback`, forks, exports and other reads work as before. It may run beside workers, and be
-        interrupted and repeated; once a day is enough. SQL reuses the freed space; files shrink only by its own VACUUM.
-        `progress` is called with the number of records so far. Returns counts of records, changes and messages. Raises
-        InvalidValue if `older_than` is below `op_window`.
+        `history`, `at`, `rollback`, forks, exports and other reads work as before. It may run while workers run, and
+        may be interrupted and repeated; once a day is enough. SQL reuses the freed space; files shrink only when you
+        run SQL's own VACUUM. `progress` is called with the number of records so far. Returns counts of records, changes
+        and messages. Raises InvalidValue if `older_than` is below `op_window`.
 
         Example: `store.admin.compact(older_than=7 * 86400)`
         """
@@ -276,9 +280,9 @@ class Admin:
     def cleanup(self, id: str, *, days: float, scope: str = "session") -> int:
         """Hide the messages of a conversation that were committed more than `days` days ago; return how many.
 
-        One commit, of a size that does not depend on the messages. A message's age is that of its commit by the
-        server's clock, not one that the message claims; history keeps the messages until `purge`. If a `purge`, or an
-        `erase` of the record that messages were forked from, removed all commits of that age, nothing is hidden.
+        This is one commit, whose size does not depend on the number of messages. A message's age is that of its commit
+        by the server's clock, not that of its own timestamp; history keeps the messages until `purge`. If a `purge`, or
+        an `erase` of the record that messages were forked from, removed all commits of that age, no message is hidden.
         """
         return finish(self._core.cleanup(id, days=days, scope=scope))
 
@@ -295,11 +299,11 @@ class Admin:
         """Remove old data from SQL; the present state of live records stays readable.
 
         `older_than` (seconds): older versions, branches and events can no longer be read or restored;
-        `events_older_than`, `branches_older_than` set another age for those. `keep_changes`: only this many of each
-        record's newest changes stay. `keep_messages`, `messages_older_than`: conversations show at most this many
-        messages, and none older than that, except messages that their summary does not cover yet. That is a commit of
-        the conversation, of kind `retention`; the hidden messages are removed with the last versions that showed them,
-        by `older_than` or `keep_changes`. Forks keep what they share.
+        `events_older_than` and `branches_older_than` set another age for events and branches. `keep_changes`: only this
+        many of each record's newest changes stay. `keep_messages`, `messages_older_than`: conversations show at most
+        this many messages, and none older than that, except messages that their summary does not cover yet. Messages
+        are hidden by a commit of the conversation, of kind `retention`; they are removed when `older_than` or
+        `keep_changes` removes the last version that showed them. Forks keep the messages that they share.
 
         Returns counts of records, changes, messages and events that were removed, and of messages `left_out`.
         """
@@ -324,11 +328,11 @@ class Admin:
         limit: int | None = None,
         progress: Callable[[Upcast], None] | None = None,
     ) -> Upcast:
-        """Upcast the records of a scope to this schema's version, as their next write would; return the counts.
+        """Upcast the records of a scope to this schema's version, like their next write would; return the counts.
 
         Records that cannot be upcast are counted as failed, stay as they are, and do not stop the run; `dry_run` only
-        counts. At most `limit` are upcast. It may be interrupted and repeated at any time, and run beside workers:
-        records that an older worker writes meanwhile are left to the next run. All records of the scope are assumed to
+        counts. At most `limit` are upcast. It may be interrupted and repeated at any time, and may run while workers
+        run: records that an older worker writes meanwhile are upcast by the next run. All records of the scope must
         have this schema.
         """
         return finish(
@@ -336,34 +340,35 @@ class Admin:
         )
 
     def reencrypt(self, *, dry_run: bool = False, progress: Callable[[Reencrypted], None] | None = None) -> Reencrypted:
-        """Encrypt under the current key all data under another key or, with `accept_plaintext`, not encrypted.
+        """Encrypt under the current key all data that is under another key or, with `accept_plaintext`, not encrypted.
 
-        This includes history, messages, snapshots and events; versions stay as they are. It may run beside busy workers
-        that already use the key, and waits for none. It may be interrupted and repeated: finished work is skipped.
-        `dry_run` only counts. `progress` is called now and then with the counts so far. A record that cannot be
-        decrypted is left as it is and counted. Events that Redis keeps for consumers are dropped up to the last old
-        one: consumers that have not read them get a `resync`, and `audit` finds them. It does not reach backups, logs
-        of Redis and SQL, and a checksum of 32 bits of unencrypted data in an event's id: `purge` removes those events.
+        This includes history, messages, snapshots and events; versions stay as they are. It may run while workers that
+        already use the key are busy, and does not wait for them. It may be interrupted and repeated: finished work is
+        skipped. `dry_run` only counts. `progress` is called from time to time with the counts so far. A record that
+        cannot be decrypted is left as it is and counted. Events that Redis keeps for consumers are dropped up to the
+        last one under an old key: consumers that have not read them get a `resync`, and `audit` still finds them.
+        Backups and the log files of Redis and SQL are not changed. The id of an event whose data was not encrypted
+        keeps a checksum of 32 bits of that data until `purge` removes the event.
         """
         return finish(self._core.reencrypt(dry_run=dry_run, progress=progress))
 
     def repair(self, *, dry_run: bool = False, progress: Callable[[Repaired], None] | None = None) -> Repaired:
-        """Bring SQL up to date with Redis after an older backup of SQL was restored: `doctor` names the partitions.
+        """Bring SQL up to date with Redis after an older backup of SQL was restored. `doctor` names the partitions.
 
-        Until then Redis serves these partitions, and nothing of them is archived. Commits that the journal still holds
+        Before the repair Redis serves these partitions, and they are not archived. Commits that the journal still holds
         are archived one by one; other records that are newer in Redis are copied at their present version, and the
-        versions between are missing in their history. Data that neither has is lost, and reported: messages older than
-        the recent ones that Redis keeps, records that may have lost items, and anything that Redis no longer has.
-        Partitions are repaired one by one: each one's reads and writes wait meanwhile, its leases end, and it starts a
-        new epoch. It may be interrupted and repeated. `dry_run` only counts; `progress` is called with the counts after
-        each partition.
+        versions in between are missing in their history. Data that neither Redis nor SQL has is lost, and is reported:
+        messages older than the recent ones in Redis, records that may have lost items, and records that Redis no longer
+        has. Partitions are repaired one by one: reads and writes of a partition wait during its repair, its leases end,
+        and it starts a new epoch. It may be interrupted and repeated. `dry_run` only counts; `progress` is called with
+        the counts after each partition.
         """
         return finish(self._core.repair(dry_run=dry_run, progress=progress))
 
     def update_index(self, *, progress: Callable[[Indexed], None] | None = None) -> Indexed:
         """Turn search on, if it is off, and wait until the index covers all archived data; return its state.
 
-        It may be interrupted and repeated: finished work is skipped. `progress` is called now and then.
+        It may be interrupted and repeated: finished work is skipped. `progress` is called from time to time.
 
         Example: `print(store.admin.update_index().records)`
         """
@@ -425,21 +430,20 @@ class StateStore:
             with StateStore.open(archive="memory", namespace="shop", recent_messages=100) as store:
                 store.app("shop").set("open", True)
 
-        Without `url` everything runs in this process and is archived to a SQLite file, each commit before it returns. A
-        relative path is resolved against the current folder of this call. With `url` the store is shared by all workers
-        that name the same Redis, `archive` (a SQLAlchemy URL, or "memory" for throwaway use) and `namespace`:
-        redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or
-        redis+cluster://host:6379,host:6379; with TLS rediss://, rediss+sentinel:// or rediss+cluster://, and unix://.
-        `credentials()` is called for each new connection and returns user and password, for tokens that expire.
-        With https://, or http:// within a private network, it is the store behind that service (`token=`, extra
-        `remote`), with the methods of this class that work remotely: see RemoteStore.
-        More settings: see Settings.
+        Without `url` everything runs in this process, and each commit is archived to a SQLite file before it returns. A
+        relative path is resolved against the folder in which `open` is called. With `url` the store is shared by all
+        workers that name the same Redis, `archive` (a SQLAlchemy URL, or "memory" for throwaway use) and `namespace`:
+        redis://host:6379/0, redis+sentinel://host:26379,host:26379/service/0 or redis+cluster://host:6379,host:6379;
+        with TLS rediss://, rediss+sentinel:// or rediss+cluster://, and unix://. `credentials()` is called for each new
+        connection and returns user and password, for tokens that expire. With https://, or http:// within a private
+        network, it is the store behind that service (`token=`, extra `remote`), with the methods of this class that
+        work remotely: see RemoteStore. More settings: see Settings.
 
         `encryption` sets which data is encrypted and with which keys (see Encryption; without it, from the
-        environment); `access` is asked before everything and may deny it (see Request); `clean(key, value)` and
+        environment); `access` is asked before each action and may deny it (see Request); `clean(key, value)` and
         `clean_messages(message)` return the value or message to store instead. `search=True`, or a Search with options,
-        lets `search` find records by their content; without a `url` the first search turns it on, unless False.
-        Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
+        turns on `search`, which finds records by their content; without a `url` the first search turns it on, unless
+        this is False. Raises ConfigurationError, WarmUnavailable or ColdUnavailable.
         """
         remote = opened_remotely(
             "remote.blocking.RemoteStore",
@@ -478,9 +482,10 @@ class StateStore:
     def close(self) -> None:
         """Stop the background work, drop all connections and close the archive, for all threads and event loops.
 
-        This process's commits are archived first: an embedded store archives all of them; with Redis it takes at most
-        `close_timeout` seconds (setting, 5), and if it has no archiver (`archiver=False`), those of other processes do
-        it. The others stay in Redis, and a warning in the log says how many. Has no effect on a closed store.
+        This process's commits are archived first: an embedded store archives all of them; with Redis this takes at most
+        `close_timeout` seconds (setting, 5), and without an archiver (`archiver=False`) other processes archive them.
+        Commits that are not archived in time stay in Redis, and a warning in the log says how many. Has no effect on a
+        closed store.
         """
         finish(self._core.close())
 
@@ -502,17 +507,17 @@ class StateStore:
 
     @property
     def settings(self) -> Settings:
-        """The settings it was opened with, including those from the environment."""
+        """The settings that the store was opened with, including those from the environment."""
         return self._core.settings
 
     @property
     def replica(self) -> str:
-        """The name of this replica, 12 hex digits: unique to each process, also to a forked one."""
+        """The name of this replica, 12 hex digits: unique to each process, even after an os.fork."""
         return self._core.replica
 
     @property
     def admin(self) -> Admin:
-        """The work of an operator: examine the store, archive, compact and purge it, export and import records."""
+        """The methods for operators: examine the store, archive, compact and purge it, export and import records."""
         return Admin(self._core.admin)
 
     @overload
@@ -544,12 +549,12 @@ class StateStore:
 
             session = store.session("c1", user="u1", idle=3600)
 
-        `user` owns it from its first write on; `actor` is recorded with every change made through this handle. With
-        `schema`, a pydantic model or a Schema of one, its fields are those of the model.
+        `user` owns the session from its first write on; `actor` is recorded with every change made through this handle.
+        With `schema`, a pydantic model or a Schema of one, its fields are those of the model.
 
         A session that starts with a commit through this handle expires after `idle` seconds without another commit, and
         at the age of `lifetime` seconds (see `set_lifetime`); None means the store's `session_idle` and
-        `session_lifetime`, `math.inf` never.
+        `session_lifetime`, and `math.inf` means never.
 
         With `on_invalid="stringify"`, values that JSON cannot hold are stored as their `str()`, at any depth;
         `clean(key, value)` and `clean_messages(message)` return the value or message to store instead, or raise. The
@@ -588,7 +593,7 @@ class StateStore:
     def task(
         self, id: str, *, user: str | None = None, schema: type[M] | Schema[M] | None = None, **options: Unpack[Options]
     ) -> Record:
-        """Return the record of a piece of work, which `user` owns. No I/O. Options as for `session`."""
+        """Return the record of a task, which `user` owns. No I/O. Options as for `session`."""
         return as_record(self._core.task(id, user=user, schema=schema, **options))
 
     def invalidate(self) -> None:
@@ -596,7 +601,7 @@ class StateStore:
         self._core.invalidate()
 
     def acting_as(self, actor: str) -> AbstractContextManager[None]:
-        """Record `actor` with every change made inside `with`, by any handle that names no actor of its own.
+        """Record `actor` with every change made inside `with`, except by handles that have an actor of their own.
 
         Example::
 
@@ -617,32 +622,32 @@ class StateStore:
                 session.set("paid", True)  # SQL has it when this returns
                 session.set("seen", 1, durability="memory")
 
-        "memory": Redis has it. "replicated": so has every replica that may be promoted; "replicated:n": n of them,
-        which guarantees nothing if another one is promoted. "fsynced": it is on the disk of its Redis, which guarantees
-        nothing across a failover. "archived": SQL has it. DurabilityUnknown means that a change was applied, but did
-        not reach the level in time; repeat a turn under its request id, and confirm others by
-        `record.version(durability=...)`. Without this, and without `durability=` of the change, batch or turn itself,
-        the setting `durability` applies.
+        "memory": Redis has the change. "replicated": every replica that may be promoted has it too; "replicated:n": n
+        of these have it, which guarantees nothing if another one is promoted. "fsynced": it is on the disk of its Redis
+        server, which guarantees nothing across a failover. "archived": SQL has it. DurabilityUnknown means that a
+        change was applied, but did not reach the level in time; repeat a turn under its request id, and confirm other
+        changes by `record.version(durability=...)`. `durability=` of the change, batch or turn itself wins over this;
+        without both, the setting `durability` applies.
 
         Raises InvalidValue for an unknown level; and ConfigurationError, here or when a change is made, if the servers
-        can never reach it. It is a variable of the context, as in `acting_as`, and applies to this store alone.
+        can never reach it. It is a variable of the context, as in `acting_as`, and applies only to this store.
         """
         return self._core.durable(durability)
 
     def time(self) -> float:
-        """Read the server's time in seconds since 1970: one clock for all workers, whatever their own clocks say.
+        """Read the server's time in seconds since 1970: one clock for all workers, independent of their own clocks.
 
         Example::
 
             store.app("shop").set("open_until", store.time() + 3600)
 
-        Mostly without I/O; it may be wrong by half the round trip of the last reply. In a cluster it is the slowest of
-        the servers' clocks. Raises WarmUnavailable if no server can be reached.
+        This is mostly without I/O. The time may be wrong by half the round trip of the last reply. In a cluster it is
+        that of the server whose clock is furthest behind. Raises WarmUnavailable if no server can be reached.
         """
         return finish(self._core.time())
 
     def get_many(self, handles: Iterable[Record], *, fresh: bool = False) -> list[dict[str, Any]]:
-        """Read the fields of several records, in their order; all that are not hot take one round trip.
+        """Read the fields of several records, in their order. One round trip reads all that are not in hot.
 
         Example::
 
@@ -662,9 +667,9 @@ class StateStore:
                 batch.on(session).set("city", "Oslo")
                 batch.on(store.user("u1")).increment("trips", 1)
 
-        Each record has one commit and changes completely or not at all; the batch as a whole may be applied in part. At
-        its end it raises the first error of a record, and `batch.versions` says which records were changed.
-        `durability` as in `durable`.
+        Each record has one commit and changes completely or not at all; the batch as a whole may be applied in part.
+        The end of the block raises the first error of a record, and `batch.versions` says which records were changed.
+        `durability` is as in `durable`.
         """
         return Batch(self._core.batch(durability=durability))
 
@@ -689,11 +694,12 @@ class StateStore:
             state = store.run(Workflow({"planning": plan}), "Oslo or Bergen?", session_id="c2", request_id="r1")
             assert state.final_answer == "Oslo is nearer."
 
-        Each step is one commit, so any worker can continue after another one died: call it again with the same
-        `session_id`, and the same input or None. `user_input` starts a task in a new session, or in one whose task is
-        over; a waiting task takes it as the answer; it is added to a task that is under way. A `request_id` that was
-        accepted before starts nothing. Errors of a step are raised here, and the step may be run again. While another
-        worker runs a step this waits, at most `wait` seconds (LockTimeout); a step's lease lasts `ttl` seconds.
+        Each step is one commit, so any worker can continue after another one died: call `run` again with the same
+        `session_id`, and the same input or None. `user_input` starts a task if the session is new or its task has
+        ended; it answers a task that waits for the user; otherwise it is added to the task as a message. A `request_id`
+        that was accepted before does not start a task again. Errors of a step are raised here, and the step may be run
+        again. While another worker runs a step this waits, at most `wait` seconds (LockTimeout); a step's lease lasts
+        `ttl` seconds.
         """
         return finish(
             self._core.run(
@@ -709,12 +715,14 @@ class StateStore:
         return finish(self._core.delete(id, scope=scope))
 
     def erase(self, id: str, *, scope: str = "session") -> bool:
-        """Remove a record for good: fields, messages, history, events, in every tier; False if there was nothing.
+        """Remove a record permanently from every tier: fields, messages, history, events.
 
-        Forks stay, and keep what they share with it. Its versions are not used again; Redis keeps a notice of the
-        deletion for disconnected replicas for `events_for` seconds. Raises Locked while another owner holds the record.
-        Once started, the erasure is finished by any replica that archives, even if this raises; another call continues
-        it. A fork that is being made at the same time may be erased as well.
+        Return False if it never existed.
+
+        Forks stay, and keep the messages and items that they share with it. Its versions are not used again. Redis
+        keeps the event of the deletion for disconnected replicas for `events_for` seconds. Raises Locked while another
+        owner holds the record. Once the erasure has started, any replica that archives finishes it, even if this call
+        raises; another call continues it. A fork that is being made at the same time may be erased too.
         """
         return finish(self._core.erase(id, scope=scope))
 
@@ -733,7 +741,7 @@ class StateStore:
         changed_before: float | None = None,
         larger_than: int | None = None,
     ) -> list[SessionInfo]:
-        """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
+        """List records, the most recently archived change first; `after` is the `cursor` of a previous page's last row.
 
         Example::
 
@@ -747,16 +755,16 @@ class StateStore:
         With `prefix`, lists only ids that begin with it; with `tags`, only records that have all of these (see
         `write`). Both list in the order of the ids, by the bytes of their escaped text, so that concurrent additions
         and changes do not shift a page: use `prefix=""` for all records. The first tag and the prefix are looked up in
-        an index; other conditions filter the result row by row, as for deleted records::
+        an index; other conditions filter the result row by row::
 
             page = store.sessions(prefix="shop:", tags={"run": "r1"})
 
         With `phase`, lists only records in this phase of their state machine, by an index; with `changed_since` and
         `changed_before`, those whose last change is in between (seconds since 1970); with `larger_than`, those with
-        more bytes committed. `SessionInfo` says which figures are missing for old records.
+        more committed bytes. `SessionInfo` says which figures are missing for old records.
 
-        Unarchived records are not listed, unless `fresh`: then the journals in Redis are read as well, up to their end,
-        and merged into the page. The cost grows with the unarchived commits, which are few while SQL is available.
+        Unarchived changes are listed only with `fresh`, which also reads the journals in Redis to their end and merges
+        them into the page. The cost grows with the number of unarchived commits, which is small while SQL is available.
         """
         return finish(
             self._core.sessions(
@@ -777,9 +785,9 @@ class StateStore:
     def forget(self, user: str) -> int:
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.
 
-        Hashed ids stay with their last version, so that no version is used twice, and Redis keeps the notices of the
-        deletions for disconnected replicas, for `events_for` seconds. Forks that are being made at the same time fail
-        or are erased too. Once started, the erasure is finished by any replica that archives, even if this raises;
+        The hash of each id stays with its last version, so that no version is used twice. Redis keeps the events of the
+        deletions for disconnected replicas for `events_for` seconds. Forks that are being made at the same time fail or
+        are erased too. Once the erasure has started, any replica that archives finishes it, even if this call raises;
         another call continues it. Returns the number of records.
         """
         return finish(self._core.forget(user))
@@ -806,17 +814,17 @@ class StateStore:
             for hit in store.search("weekend Oslo", scope="session", user="u1", fresh=True):
                 print(hit.id, hit.number, hit.text)
 
-        Finds entries with all words of `query`, in any order, or with `match="any"` some; in a store with `embed`,
-        entries of similar meaning. Query syntax is ignored: quotes, `*` or NEAR have no effect. Without a query it
-        returns everything, the newest first. Filters: the `scope`, the `prefix` of records' ids, the `user` who owns
-        them, `kinds` ("message", "field", "item"), a `collection` of items, and objects with these values:
+        Finds entries that have all words of `query` in any order, or any of them with `match="any"`; in a store with
+        `embed`, entries of similar meaning. Query syntax is ignored: quotes, `*` or NEAR have no effect. Without a
+        query it returns everything, the newest first. Filters: the `scope`, the `prefix` of records' ids, the owner
+        (`user`), `kinds` ("message", "field", "item"), a `collection` of items, and objects with these values:
         `filter={"city": "Oslo"}`, or {"$gt": 3} as a value, with $eq, $ne, $gt, $gte, $lt, $lte. Skips the first
         `offset`.
 
-        Entries are found once they are archived and indexed, mostly within a second of the write; `fresh` waits for
-        both. At most 10,000 candidates are examined. Entries that the store's policy denies are left out. Raises
-        ConfigurationError if search is off (see `open`), TooLarge if the found values exceed 32 MiB, ColdUnavailable
-        without SQL.
+        Entries are found once they are archived and indexed, mostly within a second of the write; `fresh` waits until
+        everything written so far is. At most 10,000 candidates are examined. Entries that the store's policy denies are
+        left out. Raises ConfigurationError if search is off (see `open`), TooLarge if the found values exceed 32 MiB,
+        ColdUnavailable without SQL.
         """
         return finish(
             self._core.search(
@@ -841,11 +849,11 @@ class StateStore:
 
             event = store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
 
-        `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
-        events of one subject keep their order. It is sent again while replies are lost, and written once. `data` is
-        encrypted if the store has keys; type and subject are not.
+        `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text: events
+        of one subject keep their order. If a reply is lost, the event is sent again, and still written only once.
+        `data` is encrypted if the store has keys; type and subject are not.
 
-        Types that all understand by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`,
+        Types with a conventional meaning: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`,
         `client`) and `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as
         `activate_agent` and `change_directory` publish them. The store itself publishes `replica.lost` (`replica`,
         `host`, `pid`); if Redis can be reached, `lock.lost` (`token`, `holder`) about a record whose lock was lost,
@@ -857,10 +865,10 @@ class StateStore:
     def activate_agent(
         self, agent: str | None, *, client: str = "", conversation_id: str = "", previous_agent: str | None = None
     ) -> Event:
-        """Publish that a client continues with this agent, None: with none; return the event.
+        """Publish that a client continues with this agent (None: without an agent), and return the event.
 
         Publishes `agent.switched`, for which the hooks `on_agent_deactivated` and `on_agent_activated` run. The
-        previous agent is read from the client's last such event in SQL, unless `previous_agent` names one ("": none).
+        previous agent is read from the client's last such event in SQL, unless `previous_agent` is given ("": none).
         """
         return finish(
             self._core.activate_agent(
@@ -877,7 +885,7 @@ class StateStore:
         return finish(self._core.change_directory(new_path, client=client, old_path=old_path))
 
     def events(self, *types: str, group: str | None = None, since: str | None = None) -> Events:
-        """Events as they come, for `for`; better inside `with`, which closes the stream at its end.
+        """Return a stream of events for `for`. Use it inside `with`, which closes it at the end.
 
         Example::
 
@@ -885,16 +893,16 @@ class StateStore:
                 store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
                 event = events.next(timeout=5.0)
 
-        `types` are names as "conversation.deleted", or patterns as "conversation.*"; without any, all. Each event comes
-        once, those of one conversation in order, whichever replica wrote them. `since` is the `position` of another
-        stream, to continue from there across restarts, or "oldest" for all that Redis still keeps (`kept_events`). If
-        events from there on are no longer available, one event of type `resync` comes, for any `types`: reload the data
-        that you keep.
+        `types` are names like "conversation.deleted" or patterns like "conversation.*"; without types all events come.
+        Each event comes once, and the events of one conversation come in order, even from several replicas. `since` is
+        the `position` of an earlier stream, to continue after a restart, or "oldest" for all events that Redis still
+        keeps (`kept_events`). If some events after that position are no longer available, one event of type `resync`
+        comes, whatever the `types`: reload any data that you cached.
 
-        With a `group` its members share the events, in all replicas: each event goes to one member, and the group's
-        position is kept in Redis. A group of one is a subscriber that continues after a restart. After a crash another
-        member takes over within ten seconds; it also takes over from a member that handles one event for more than
-        `handler_timeout` seconds. It may receive events again, under the same ids, that were not confirmed as handled.
+        With a `group`, its members in all replicas share the events: each event goes to one member, and the group's
+        position is kept in Redis. A group with one member is a subscriber that continues after a restart. After a crash
+        another member takes over within ten seconds; it also takes over from a member that handles one event for more
+        than `handler_timeout` seconds. Events that were not confirmed as handled may come again, with the same ids.
         """
         return Events(self._core.events(*types, group=group, since=since))
 
@@ -911,7 +919,7 @@ class StateStore:
     def on(
         self, types: str | Iterable[str], handler: Any = None, *, group: str | None = None, since: str | None = None
     ) -> Any:
-        """Call `handler(event)` for each event of these types from now on; without a handler, a decorator.
+        """Call `handler(event)` for each event of these types from now on; without a handler, return a decorator.
 
         Example::
 
@@ -924,7 +932,7 @@ class StateStore:
         Each handler gets its events one at a time, in a task or thread of its own; see `events` for `types`, `group`
         and `since`. If it fails, the error is logged with the event, and the next event comes; if it takes more than
         `slow_handler` seconds, that is logged. A plain function runs in a thread in the asyncio API as well. `resync`
-        goes only to handlers that name it, as `on(["conversation.*", "resync"], ...)` or "*".
+        goes only to handlers that ask for it, by `on(["conversation.*", "resync"], ...)` or "*".
         """
         if handler is None:
             return lambda given: self.on(types, given, group=group, since=since)
@@ -933,13 +941,13 @@ class StateStore:
         return handler
 
     def off(self, handler: Handler) -> None:
-        """Stop calling this handler. Returns when its running call has ended, or after 5 s."""
+        """Stop calling this handler. Returns when its current call has ended, at the latest after 5 s."""
         finish(self._core.off(handler))
 
     def ready(self) -> None:
-        """Wait until every handler given to `on` listens, so that none of them misses later writes.
+        """Wait until every handler given to `on` receives events, so that later writes are not missed.
 
-        Raises WarmUnavailable if that takes longer than `timeout`.
+        Raises WarmUnavailable if this takes longer than `timeout`.
         """
         finish(self._core.ready())
 
@@ -950,7 +958,8 @@ class StateStore:
 
             store.announce(model="small", queue=3)
 
-        Earlier announced fields stay; None removes one. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
+        Fields announced earlier stay; None removes one. The status is not encrypted. Raises TooLarge beyond 16 KiB. No
+        I/O.
         """
         self._core.announce(**fields)
 

@@ -1,8 +1,8 @@
-"""Checks of the servers and of the fleet. Law: a setup that would lose data is refused at open; the rest is advice.
+"""Checks of the servers and the fleet. Law: a setup that would lose data is refused at open; other findings are advice.
 
 The state of the fleet is read from Redis, where every replica reports it: which replicas archive, how far behind they
-are, and which processes could not start. A process with a wrong password of SQL has no heartbeat and no metrics, so it
-leaves a note in Redis (`StartRecord`); the newest note of a host counts, and a successful start removes it.
+are, and which processes could not start. A process with a wrong SQL password has no heartbeat and no metrics, so it
+leaves a note in Redis (`FailedStart`); the newest note of a host counts, and a successful start removes it.
 
 If one server is down, the other one is still checked (`examine_apart`).
 
@@ -37,7 +37,7 @@ from distributed_state.warm.answers import PartitionState
 from distributed_state.warm.presence import release
 
 log = logging.getLogger(__name__)
-_KEPT = 600.0  # seconds: a container that fails again and again is started every five minutes
+_KEPT = 600.0  # seconds: a container that fails repeatedly is restarted at least every five minutes
 _LETTERS = 300
 
 
@@ -49,9 +49,10 @@ Info = dict[str, str]
 
 
 async def check_server(port: Port, level: Level = MEMORY) -> list[Finding]:
-    """Version, eviction, role, persistence and memory of each server, and whether they are a whole cluster.
+    """Check version, eviction, role, persistence and memory of each server, and whether a cluster is complete.
 
-    `level`: the durability of writes; data that is in SQL before it is acknowledged needs no file of Redis.
+    `level` is the durability of writes: with "archived" SQL has the data before it is acknowledged, so Redis needs no
+    file.
     """
     findings: list[Finding] = []
     cluster: dict[str, Info] = {}
@@ -77,7 +78,7 @@ async def check_server(port: Port, level: Level = MEMORY) -> list[Finding]:
 
 
 async def server_info(port: Port, node: str, *words: bytes) -> Info:
-    """A node's answer in lines of `name:value`."""
+    """Parse a server's answer of lines `name:value`."""
     text = (await port.command_with(node, *words)).decode(errors="replace")
     return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
 
@@ -140,7 +141,7 @@ async def _times(tiers: Tiers) -> list[Finding]:
         try:
             seconds, micros = await tiers.port.command_with(node, b"TIME")
         except WarmUnavailable:
-            continue  # it was named above
+            continue  # a finding above names it
         apart.append(tiers.port.wall() - int(seconds) - int(micros) / 1e6)
     most = max(map(abs, apart), default=0.0)
     findings = [Finding("clock", most < 5, f"{most:.3f} s apart", "run NTP here and on the servers")]
@@ -152,7 +153,7 @@ async def _times(tiers: Tiers) -> list[Finding]:
 
 
 async def _failover(tiers: Tiers) -> list[Finding]:
-    """How long a partition of a cluster may be unavailable, or be read from a demoted primary."""
+    """How long a cluster's partition may be unavailable, or be served by a primary that was demoted."""
     retry_for = tiers.settings.retry_for
     option = b"cluster-node-timeout"
     try:
@@ -198,7 +199,7 @@ def _server(info: Info, level: Level) -> list[Finding]:
             "without appendonly yes, commits that are not archived yet are lost when Redis restarts",
         ),
         Finding(
-            # Where archived records are evicted, memory is always nearly full.
+            # With eviction of archived records, memory is always nearly full.
             "memory", not limit or policy.startswith("volatile") or used < _CROWDED * limit,
             f"{used / 2**20:.0f} MB" + (f" of {limit / 2**20:.0f}" if limit else ""),
             "full, it refuses writes: raise maxmemory, or end sessions that idle (session_idle)",
@@ -221,12 +222,12 @@ def refuse(findings: list[Finding], place: str) -> None:
 
 
 async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
-    """Everything that `distributed-state doctor` shows. If one server is down, the other is still examined."""
+    """All findings of `distributed-state doctor`. If one server is down, the other is still examined."""
     layout = f"{tiers.keys.partitions} partitions in namespace {tiers.keys.namespace}"
-    findings = [Finding("layout", True, layout)]  # compared with Redis and SQL when the store was opened
+    findings = [Finding("layout", True, layout)]  # checked against Redis and SQL when the store was opened
     try:
         findings += await _warm(tiers, embedded=embedded)
-        replicas, unknown = await present(tiers)  # once: an unanswered attempt takes `retry_for`
+        replicas, unknown = await present(tiers)  # only once: an unanswered attempt takes `retry_for`
         findings += unknown or (here(tiers) if embedded else await fleet(tiers, replicas))
         found = await diverged_partitions(tiers, replicas)
     except StateError as error:
@@ -256,12 +257,12 @@ async def _warm(tiers: Tiers, *, embedded: bool) -> list[Finding]:
 
 
 def away(error: StateError) -> Finding:
-    """Redis is unavailable, and why."""
+    """The finding that Redis is unavailable, with the reason."""
     return Finding("server", False, str(error), "start it, or let a replica take over")
 
 
 def _diverged(found: Mapping[int, str]) -> list[Finding]:
-    """The partitions that are not archived: journal and archive do not match, or SQL refuses an entry."""
+    """The partitions that are not archived because journal and archive do not match, or SQL refuses an entry."""
     advice = (
         "make room in SQL, or mend what it names, and archiving goes on; where journal and archive do not fit, "
         "distributed-state repair --dry-run shows what Redis has and SQL lacks; without it, brings that to SQL"
@@ -292,13 +293,13 @@ async def _archive(tiers: Tiers) -> list[Finding]:
     """Findings about SQL that need attention."""
     try:
         facts = await tiers.port.sql(tiers.cold.check)
-        return archive(facts if tiers.settings.url else facts | {MINTED: ""})  # an embedded one starts empty each time
+        return archive(facts if tiers.settings.url else facts | {MINTED: ""})  # embedded: starts empty
     except StateError as error:
         return [no_archive(error)]
 
 
 def no_archive(error: StateError) -> Finding:
-    """SQL is unavailable, and why."""
+    """The finding that SQL is unavailable, with the reason."""
     advice = "see the message; until SQL is there Redis serves what it has, and journals fill"
     return Finding("sql", False, str(error), advice)
 
@@ -325,7 +326,7 @@ def archive(facts: dict[str, str]) -> list[Finding]:
 
 
 def examine_apart(settings: Settings, error: StateError) -> list[Finding]:
-    """Findings without a store, when one of the two servers is down or SQL is empty. For blocking callers."""
+    """Findings without an open store, if one of the two servers is down or SQL is empty. For blocking callers."""
     if isinstance(error, WarmUnavailable):
         return [away(error), *_archive_alone(settings)]
     advice = "start a worker with these, or correct --archive and --namespace; `distributed-state migrate` makes tables"
@@ -363,13 +364,13 @@ _STOPPED = "see the message: this archiver makes no progress until then"
 
 
 def here(tiers: Tiers) -> list[Finding]:
-    """The failure of an embedded store's archiver, which no other replica could report or take over."""
+    """The failure of an embedded store's archiver, which has no other replicas to report it or archive instead."""
     failure = tiers.archiver.failure
     return [Finding("archiver", False, failure, _STOPPED)] if failure else []
 
 
 async def present(tiers: Tiers) -> tuple[list[Replica], list[Finding]]:
-    """The live replicas; or none, and a finding if they cannot be listed."""
+    """The live replicas; if they cannot be listed, an empty list and a finding."""
     try:
         return await tiers.presence.replicas(), []
     except StateError as error:
@@ -399,7 +400,7 @@ async def _unstarted(tiers: Tiers) -> list[Finding]:
 
 
 def _archivers(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
-    """The replicas whose heartbeats name partitions to archive; this store may be one without a heartbeat."""
+    """The replicas that archive partitions according to their heartbeats, and this store even before its first one."""
     count = tiers.keys.partitions
     at_work = [each for each in replicas if each.positions.get("archives", 0)]
     taken = min(count, sum(each.positions["archives"] for each in at_work))
@@ -433,7 +434,7 @@ def _versions(replicas: list[Replica]) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class Journals:
-    """The partitions' states, where their server answers, and the age of the oldest unarchived commit of each."""
+    """The states of partitions whose server answers, and the age of the oldest unarchived commit of each."""
 
     places: dict[int, PartitionState]
     ages: dict[int, float]  # seconds, by the server's clock
@@ -445,9 +446,9 @@ class Journals:
 
 
 async def diverged_partitions(tiers: Tiers, replicas: Iterable[Replica]) -> dict[int, str]:
-    """The partitions that are not archived because journal and SQL do not match, and why, for all archivers.
+    """The partitions of all archivers that are not archived because journal and SQL do not match, with the reason.
 
-    It combines SQL and the journals with the reports of the archivers, here and in heartbeats.
+    Combines SQL and the journals with the reports of this replica's archiver and of heartbeats.
     """
     reported = {int(each): why for replica in replicas for each, why in replica.diverged.items() if each.isdecimal()}
     here = dict(tiers.archiver.diverged)
@@ -455,13 +456,13 @@ async def diverged_partitions(tiers: Tiers, replicas: Iterable[Replica]) -> dict
         behind = await tiers.recovery.behind()
     except StateError:
         return reported | here  # a server that is down has its own finding
-    # A partition that another replica archives by now is reported there.
+    # If another replica archives a partition now, that replica reports it.
     mine = behind.keys() | set(tiers.archiver.mine)
     return behind | reported | {each: why for each, why in here.items() if each in mine}
 
 
 async def look(tiers: Tiers, partitions: Iterable[int] | None = None) -> Journals:
-    """Look at these journals, or at all: two exchanges at most. Raises WarmUnavailable if no server answers."""
+    """Look at these journals, or all, in at most two exchanges. Raises WarmUnavailable if no server answers."""
     asked = range(tiers.keys.partitions) if partitions is None else partitions
     keys = [tiers.keys.partition(each) for each in asked]
     found = Journals(await tiers.warm.partitions.reachable_states(keys) if keys else {}, {})
@@ -469,7 +470,7 @@ async def look(tiers: Tiers, partitions: Iterable[int] | None = None) -> Journal
 
 
 async def lag(tiers: Tiers) -> list[Finding]:
-    """The unarchived commits: how many, how old, and how full they make the journals."""
+    """The number and age of the unarchived commits, and how full the journals are."""
     advice = "add archivers, or make SQL faster; `replicas` shows who archives"
     try:
         journals = await look(tiers)
@@ -513,11 +514,11 @@ class FailedStart:
 
 
 class Noting:
-    """Records why a store could not be opened inside `async with`, if Redis is reachable and it would be a replica."""
+    """Notes in Redis why opening a store inside `async with` failed, if Redis answers and the store is a replica."""
 
     def __init__(self, port: Port, settings: Settings, keys: Keys) -> None:
         self._port = port
-        self._keys = keys  # the number of their partitions may still change
+        self._keys = keys  # the number of partitions may still change
         self._active = settings.beat > 0 and settings.url is not None
 
     async def __aenter__(self) -> None:
@@ -536,13 +537,13 @@ class Noting:
             else:
                 await self._note(str(error))
         except StateError as failure:
-            log.debug("what became of this start is not noted: %s", failure)  # must not hide the caller's error
+            log.debug("the result of this start is not noted: %s", failure)  # this must not hide the caller's error
 
     async def _note(self, why: str) -> None:
         key = self._keys.failed_starts
         seconds, _ = await self._port.command_with(self._port.node_of(key), b"TIME")
         card = {"pid": os.getpid(), "version": release(), "time": int(seconds), "why": why[:_LETTERS]}
-        # Containers have a new name each time: while one fails every few minutes, the hash as a whole never expires.
+        # Restarted containers have new names, and each note extends the hash's deadline, so old notes are removed here.
         words = await self._port.command(b"HGETALL", key)
         over = [host for host, note in _pairs(words) if _read("", note, float(seconds)) is None]
         await self._port.exchange(
@@ -555,7 +556,7 @@ class Noting:
 
 
 async def lately(tiers: Tiers) -> list[FailedStart]:
-    """The hosts where a replica could not start, and has not started since."""
+    """The hosts on which a replica could not start, and has not started since."""
     words = await tiers.port.command(b"HGETALL", tiers.keys.failed_starts)
     now = tiers.clock.now()
     found = (_read(host.decode(), note, now) for host, note in _pairs(words))

@@ -1,10 +1,12 @@
-"""A record as lines of JSON. Law: stored bytes are exported unchanged, as text if they are UTF-8, else as base64.
+"""Exports a record as lines of JSON.
+
+Law: stored bytes are unchanged, written as text if they are UTF-8, else as base64.
 
 A value is a string, or an object `{"base64": "..."}`: users' data is always inside a string.
 
 The first line counts the lines that follow, so that a truncated file is detected. The history is therefore read twice:
-for the counts, without contents of messages and items, and then page by page. Memory holds the counts, the items whose
-change a purge or a fork removed, and one branch, however long the record is.
+first for the counts, without contents of messages and items, and then page by page. For a record of any length, memory
+holds only the counts, the items whose change a purge or a fork removed, and one branch.
 
 Design: section 11.
 """
@@ -29,15 +31,15 @@ from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import ITEMS, SEGMENTS, Ref, unescape
 
 FORMAT = "distributed_state/1"
-PAGE = 2**18  # bytes of changes or messages that are read at once, except a larger single one
+PAGE = 2**18  # bytes of changes or messages that are read at once; a larger one is read by itself
 _TOGETHER = 200  # changes, messages or items that are read at once, if they are small
 _COUNTED = 500  # changes that are counted at once, without their contents
 
 
 class Export:
-    """A record's lines, some at a time: header, state before the first kept change, messages, items, changes, branches.
+    """A record's lines, in pages: header, state before the first kept change, messages, items, changes, branches.
 
-    Changes after its start are not in it. An erasure or a purge of exported parts meanwhile ends it with an error.
+    Changes after its start are left out. If exported parts are erased or purged meanwhile, it ends with an error.
     """
 
     def __init__(self, tiers: Tiers, names: RecordKeys) -> None:
@@ -52,7 +54,7 @@ class Export:
 
     async def following(self) -> list[str]:
         """The next lines, [] after the last one."""
-        # A failed generator looks like an exhausted one, so its error is raised once and then nothing follows.
+        # A generator that failed looks exhausted, so an export that ended with an error returns no further lines.
         return await self._tiers.port.sql(next, self._rest, [])
 
 
@@ -69,10 +71,10 @@ async def export(tiers: Tiers, names: RecordKeys) -> list[str]:
 
 @dataclass(slots=True)
 class _Outline:
-    """The contents of a file; `base` is the version of its first state, 0: it begins with the first change.
+    """The contents of a file; `base` is the version of its first state (0: it begins with the first change).
 
-    `runs` are the messages that its states show, `own` those that are appended in it, and `back` maps versions that
-    bring items back to their sources.
+    `runs` are the messages that its states show, `own` the messages that its changes append, and `back` maps a version
+    that restores items to the version that it restores.
     """
 
     base: int = 0
@@ -99,7 +101,7 @@ class _Outline:
         self.own.append(Segment(text, start, number + 1))
 
     def appends(self, number: int) -> bool:
-        """Whether a message is appended in the file."""
+        """Whether a change in the file appends this message."""
         return any(run.start <= number < run.stop for run in self.own)
 
 
@@ -109,7 +111,7 @@ def _outlined(cold: ColdStore, text: str, version: int) -> _Outline:
     at = 0
     for entry in chain.from_iterable(_pages(cold.outlines, text, 0, version, _COUNTED)):
         if at and entry.version != at + 1:
-            # A file has no gaps: it begins with the state after the last one.
+            # The versions in a file have no gaps: it begins with the state after the last gap.
             found = _Outline(base=entry.version)
         elif not at and entry.version != 1:
             found = _Outline(base=cold.oldest(text))
@@ -164,7 +166,7 @@ def _pages(
 
 
 def _shared(cold: ColdStore, text: str, outline: _Outline) -> Iterator[list[tuple[int, bytes]]]:
-    """The messages that states of the file show, but none of its changes appends, in the order of their numbers."""
+    """The messages that states in the file show and no change in it appends, in the order of their numbers."""
     runs = sorted(message_ranges.without(outline.runs, outline.own), key=lambda run: run.start)
     at = 0
     while runs := message_ranges.between(runs, at - 1, None):
@@ -176,7 +178,7 @@ def _shared(cold: ColdStore, text: str, outline: _Outline) -> Iterator[list[tupl
 
 
 def _end(lengths: dict[int, int], first: int) -> int:
-    """The number before which messages fill one page of bytes, or one message."""
+    """The number that ends a page of messages: the page is full, or holds one large message."""
     size = 0
     for number in sorted(lengths):
         if size and size + lengths[number] > PAGE:
@@ -190,7 +192,7 @@ def _item(item: OlderItem) -> dict[str, Any]:
 
 
 def _change(entry: JournalEntry) -> dict[str, Any]:
-    # Without its events: they belong to this store's stream, and are numbered there.
+    # Without the change's events: they are numbered in this store's stream.
     operations = (op for op in unpack(entry.data) if op.kind != b"e")
     ops = [[kind.decode(), _text(name), _value(value)] for kind, name, value in operations]
     return {

@@ -1,9 +1,9 @@
-"""The whole fleet as one store sees it: its events, and a live overview.
+"""The part of a store that concerns the whole fleet: events, and a live overview.
 
-Law: it asks Redis alone, with a bounded number of commands a look, and no writer does anything extra for it.
+Law: a look asks only Redis, with a bounded number of commands, and writers do no extra work for it.
 
 The number of writes is exact: each partition counts its commits. The busiest records are a sample of the ends of the
-journals, which archivers trim: a record that came and went between two looks is missing.
+journals, which archivers trim: commits that were appended and trimmed between two looks are not in the sample.
 
 Design: sections 12, 27.
 """
@@ -42,7 +42,7 @@ from distributed_state.warm.answers import PartitionState
 log = logging.getLogger(__name__)
 H = TypeVar("H", bound=Handler)
 MAX_EVENT_BYTES = 256 * 1024
-_LONGEST_PATH = 4096  # also of a name
+_LONGEST_PATH = 4096  # characters, also of a name
 
 
 @bounded()
@@ -58,11 +58,11 @@ class AsyncFleet:
 
             event = await store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
 
-        `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text:
-        events of one subject keep their order. It is sent again while replies are lost, and written once. `data` is
-        encrypted if the store has keys; type and subject are not.
+        `type` is a word like "mail.sent", `data` a JSON object of at most 256 KiB, `subject` a record or a text: events
+        of one subject keep their order. If a reply is lost, the event is sent again, and still written only once.
+        `data` is encrypted if the store has keys; type and subject are not.
 
-        Types that all understand by convention: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`,
+        Types with a conventional meaning: `agent.switched` (`previous_agent`, `next_agent`, `conversation_id`,
         `client`) and `directory.changed` (`old_path`, `new_path`, `client`), both about `client:<client>`, as
         `activate_agent` and `change_directory` publish them. The store itself publishes `replica.lost` (`replica`,
         `host`, `pid`); if Redis can be reached, `lock.lost` (`token`, `holder`) about a record whose lock was lost,
@@ -96,10 +96,10 @@ class AsyncFleet:
     async def activate_agent(
         self, agent: str | None, *, client: str = "", conversation_id: str = "", previous_agent: str | None = None
     ) -> Event:
-        """Publish that a client continues with this agent, None: with none; return the event.
+        """Publish that a client continues with this agent (None: without an agent), and return the event.
 
         Publishes `agent.switched`, for which the hooks `on_agent_deactivated` and `on_agent_activated` run. The
-        previous agent is read from the client's last such event in SQL, unless `previous_agent` names one ("": none).
+        previous agent is read from the client's last such event in SQL, unless `previous_agent` is given ("": none).
         """
         named = {"agent": agent, "previous_agent": previous_agent}
         self._check_client(client=client, conversation_id=conversation_id, **_given(named))
@@ -121,7 +121,7 @@ class AsyncFleet:
         return await self.emit("directory.changed", data, subject=f"client:{client}")
 
     def events(self, *types: str, group: str | None = None, since: str | None = None) -> AsyncEvents:
-        """Events as they come, for `async for`; better inside `async with`, which closes the stream at its end.
+        """Return a stream of events for `async for`. Use it inside `async with`, which closes it at the end.
 
         Example::
 
@@ -129,16 +129,16 @@ class AsyncFleet:
                 await store.emit("mail.sent", {"to": "ada@example.com"}, subject=session)
                 event = await events.next(timeout=5.0)
 
-        `types` are names as "conversation.deleted", or patterns as "conversation.*"; without any, all. Each event comes
-        once, those of one conversation in order, whichever replica wrote them. `since` is the `position` of another
-        stream, to continue from there across restarts, or "oldest" for all that Redis still keeps (`kept_events`). If
-        events from there on are no longer available, one event of type `resync` comes, for any `types`: reload the data
-        that you keep.
+        `types` are names like "conversation.deleted" or patterns like "conversation.*"; without types all events come.
+        Each event comes once, and the events of one conversation come in order, even from several replicas. `since` is
+        the `position` of an earlier stream, to continue after a restart, or "oldest" for all events that Redis still
+        keeps (`kept_events`). If some events after that position are no longer available, one event of type `resync`
+        comes, whatever the `types`: reload any data that you cached.
 
-        With a `group` its members share the events, in all replicas: each event goes to one member, and the group's
-        position is kept in Redis. A group of one is a subscriber that continues after a restart. After a crash another
-        member takes over within ten seconds; it also takes over from a member that handles one event for more than
-        `handler_timeout` seconds. It may receive events again, under the same ids, that were not confirmed as handled.
+        With a `group`, its members in all replicas share the events: each event goes to one member, and the group's
+        position is kept in Redis. A group with one member is a subscriber that continues after a restart. After a crash
+        another member takes over within ten seconds; it also takes over from a member that handles one event for more
+        than `handler_timeout` seconds. Events that were not confirmed as handled may come again, with the same ids.
         """
         self._context.allow("read", scope="session")
         self._context.tiers().consumers.check(since)
@@ -155,7 +155,7 @@ class AsyncFleet:
     def on(
         self, types: str | Iterable[str], handler: Any = None, *, group: str | None = None, since: str | None = None
     ) -> Any:
-        """Call `handler(event)` for each event of these types from now on; without a handler, a decorator.
+        """Call `handler(event)` for each event of these types from now on; without a handler, return a decorator.
 
         Example::
 
@@ -168,7 +168,7 @@ class AsyncFleet:
         Each handler gets its events one at a time, in a task or thread of its own; see `events` for `types`, `group`
         and `since`. If it fails, the error is logged with the event, and the next event comes; if it takes more than
         `slow_handler` seconds, that is logged. A plain function runs in a thread in the asyncio API as well. `resync`
-        goes only to handlers that name it, as `on(["conversation.*", "resync"], ...)` or "*".
+        goes only to handlers that ask for it, by `on(["conversation.*", "resync"], ...)` or "*".
         """
         if handler is None:
             return lambda given: self.on(types, given, group=group, since=since)
@@ -179,16 +179,16 @@ class AsyncFleet:
         return handler
 
     async def off(self, handler: Handler) -> None:
-        """Stop calling this handler. Returns when its running call has ended, or after 5 s."""
+        """Stop calling this handler. Returns when its current call has ended, at the latest after 5 s."""
         tiers = self._context.tiers()
         for handling in [each for each in tiers.handlings if each.handler == handler]:
             tiers.handlings.remove(handling)
             await handling.close()
 
     async def ready(self) -> None:
-        """Wait until every handler given to `on` listens, so that none of them misses later writes.
+        """Wait until every handler given to `on` receives events, so that later writes are not missed.
 
-        Raises WarmUnavailable if that takes longer than `timeout`.
+        Raises WarmUnavailable if this takes longer than `timeout`.
         """
         if not await self._context.tiers().listening():
             raise WarmUnavailable("a handler does not listen yet: Redis did not answer it in time; call ready() again")
@@ -200,7 +200,8 @@ class AsyncFleet:
 
             store.announce(model="small", queue=3)
 
-        Earlier announced fields stay; None removes one. Raises TooLarge beyond 16 KiB. Not encrypted. No I/O.
+        Fields announced earlier stay; None removes one. The status is not encrypted. Raises TooLarge beyond 16 KiB. No
+        I/O.
         """
         self._context.allow("write")
         self._context.tiers().presence.announce(fields)
@@ -218,7 +219,8 @@ class AsyncFleet:
         try:
             found = await audit.audit(self._context.tiers(), wanted)
         except Unavailable as error:
-            # Better without a name than not published: agents that receive it know the client's previous agent.
+            # Published without the previous name rather than not at all: agents that receive it know the client's
+            # previous agent.
             log.warning("%s of client %.80r: the previous value is not known: %s", type, client, error)
             return ""
         said = found[0].data.get(name) if found else None
@@ -230,16 +232,16 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 
 
 _MOST = 50  # entries of one journal in one look
-_BYTES = 128 * 1024  # and about this many bytes of it
-_SAME_BEAT = 0.1  # seconds that two beats are apart at least
-_BUSIEST = 20  # records that are named
+_BYTES = 128 * 1024  # and about this many bytes of the journal
+_SAME_BEAT = 0.1  # minimum seconds between two heartbeats
+_BUSIEST = 20  # number of records in `busiest`
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRates:
-    """A replica and its rates since the previous look, by the second; None: not known (yet), or not measured.
+    """A replica and its rates per second since the previous look; None if not known yet or not measured.
 
-    `milliseconds` is how long one operation of it took on average, `slow` how many took longer than 0.1 s.
+    `milliseconds` is the mean duration of its operations, `slow` counts those that took longer than 0.1 s.
     """
 
     replica: Replica
@@ -252,11 +254,11 @@ class ReplicaRates:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The result of one look. `commits` and `archived` are by the second since the previous look, None at the first.
+    """The result of one look. `commits` and `archived` are per second since the previous look, None at the first look.
 
-    `waiting` commits are not in SQL yet, the oldest for `oldest` seconds; `fullest` is how full the fullest journal is.
-    `busiest` counts the `sampled` commits by record. `trouble` says what keeps archivers from their work, or that SQL
-    does not answer here; "" if no trouble is known.
+    `waiting` counts commits that are not in SQL yet, `oldest` is the age of the oldest in seconds, `fullest` the fill
+    of the fullest journal. `busiest` counts the `sampled` commits by record. `trouble` says why archivers make no
+    progress, or that SQL does not answer this process; "" if no trouble is known.
     """
 
     seconds: float | None
@@ -279,7 +281,7 @@ class _Beat:
 
 
 class FleetLooks:
-    """Looks at a fleet repeatedly; each look is compared with the previous one."""
+    """Looks at a fleet repeatedly, and compares each look with the previous one."""
 
     def __init__(self, tiers: Tiers) -> None:
         self._tiers = tiers
@@ -291,7 +293,7 @@ class FleetLooks:
         self._counts: Counter[str] = Counter()
 
     async def look(self) -> Overview:
-        """The present state. Raises WarmUnavailable."""
+        """Look at the present state. Raises WarmUnavailable."""
         tiers = self._tiers
         places = await self.sample()
         now = tiers.port.monotonic()
@@ -317,7 +319,7 @@ class FleetLooks:
         return overview
 
     async def sample(self) -> dict[int, PartitionState]:
-        """Sample the commits since the last time, as far as journals still have them; where each partition is."""
+        """Sample the commits since the last look that the journals still have; returns each partition's position."""
         partitions = self._tiers.warm.partitions
         places = await partitions.states(self._keys)
         asked = []
@@ -332,7 +334,7 @@ class FleetLooks:
         return places
 
     def _gained(self, places: Mapping[int, PartitionState], name: str) -> int:
-        """How far all partitions advanced; one that started another epoch started at 0."""
+        """How far all partitions advanced. A partition in a new epoch counts from 0."""
         total = 0
         for each, place in places.items():
             before = self._before.get(each)
@@ -375,5 +377,5 @@ def _readable(rows: list[tuple[bytes, list[bytes]]]) -> Iterator[JournalEntry]:
     for row in rows:
         try:
             yield JournalEntry.read(*row)
-        except (StateError, ValueError):  # other code reports it
+        except (StateError, ValueError):  # other code reports this error
             continue

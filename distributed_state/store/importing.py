@@ -1,11 +1,11 @@
 """Import of an exported record from an untrusted file. Law: nothing in the file is trusted.
 
-The whole file is replayed, change by change, before a server is asked. Every state on the way must be one that ordinary
-writes could have made, within their size limits, and every message that a state shows must be in the file before it is
-shown. Then the record is written in one transaction, or not at all.
+The whole file is replayed, change by change, before a server is asked. Every intermediate state must be one that
+ordinary writes could have made, within their size limits, and every message that a state shows must be in the file
+before it is shown. Then the record is written in one transaction, or not at all.
 
 Names of other records in the file are not looked up. Messages become the record's own, and a turn's changes to its user
-are left out. So an import cannot read other records or their messages.
+are left out. An import therefore cannot read other records or their messages.
 
 Design: section 11.
 """
@@ -57,7 +57,7 @@ from distributed_state.values.model import (
 from distributed_state.values.search import MOST as MOST_TAGS
 from distributed_state.values.search import tag_of
 
-MOST = 10**15  # limit of versions and numbers of messages: doubles in Lua, exact up to here
+MOST = 10**15  # limit of versions and message numbers: Lua has doubles, which are exact up to here
 LATEST_MS = 253_402_300_799_999  # the year 9999: later times cannot be displayed
 LONGEST = 2048  # a reserved field's name or text
 WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError, CorruptState)
@@ -93,7 +93,7 @@ def digits(name: bytes, value: bytes) -> int:
 
 
 def record_of(text: str) -> Ref:
-    """Return a record of any scope. Raises InvalidValue for a scope that does not exist."""
+    """Return a record by scope and id. Raises InvalidValue for a scope that does not exist."""
     ref = Ref.parse(text)
     if ref.text != text:
         raise ValueError(f"{text!r:.80} is not the text of a record")
@@ -114,7 +114,7 @@ def runs_of(value: bytes) -> list[tuple[str, int, int]]:
 
 
 def check_reserved(name: bytes, value: bytes) -> None:
-    """Check a field that the store itself keeps in a state."""
+    """Check an internal field of a state."""
     if name == SEGMENTS:
         runs_of(value)
         return
@@ -150,7 +150,7 @@ def check_reserved(name: bytes, value: bytes) -> None:
 
 
 def check_text(name: bytes, text: bytes) -> None:
-    """Check a user's text before it is encoded: a write must have accepted it."""
+    """Check a user's text before it is encoded, by the rules for a write."""
     key = codec.decode_key(name)
     value = codec.decode_value(text, key)
     codec.encode_value(value, key)
@@ -162,7 +162,7 @@ def check_text(name: bytes, text: bytes) -> None:
 
 
 def check_message(text: bytes, name: str = "message") -> None:
-    """Check a user's message: a write must have accepted it."""
+    """Check a user's message by the rules for a write."""
     codec.encode_message(codec.as_message(codec.decode(text, name), name), name)
 
 
@@ -208,7 +208,7 @@ class ImportedFile:
         self._expected: tuple[int, ...] = ()
         self._older: set[tuple[int, bytes]] = set()
         self._fields: dict[bytes, bytes] = {}
-        self._sizes = {False: 0, True: 0}  # of the user's fields, and of the store's own
+        self._sizes = {False: 0, True: 0}  # of the user's fields (False) and the internal ones (True)
         self._tags: set[bytes] = set()
         # The messages in the file so far, as runs of numbers.
         self._starts: list[int] = []
@@ -259,7 +259,7 @@ class ImportedFile:
             row.setdefault("items", 0)
             self._expected = tuple(whole(row, name, 0, MOST) for name in ("messages", "items", "changes"))
         elif "branch" in row:
-            pass  # for people only: epochs of another store mean nothing here
+            pass  # only shown to people: another store's epochs have no meaning here
         elif "base" in row:
             if self.base is not None or self.shared or self.entries:
                 raise ValueError("a base stands before all messages and changes, once")
@@ -287,7 +287,7 @@ class ImportedFile:
         self.shared.append((number, data))
 
     def _item(self, row: dict[str, Any]) -> None:
-        """An item that states in the file show, but none of its changes puts."""
+        """An item that states in the file show, but that is not put by a change in the file."""
         at = whole(row, "at", 0, self.base.version if self.base else 0)
         item = OlderItem(at, raw(row["item"]), record_of(row["origin"]).text, raw_value(row["data"]))
         if (item.at, item.name) in self._older:
@@ -316,7 +316,7 @@ class ImportedFile:
             self._stops.append(number + 1)
 
     def _set(self, name: bytes, value: bytes) -> None:
-        """Set one field of the state, checked by itself."""
+        """Set one field of the state; only this field is checked."""
         if not is_state(name):
             raise ValueError(f"field {name.decode(errors='replace')!r:.80} is reserved")
         key = codec.decode_key(name)
@@ -336,7 +336,7 @@ class ImportedFile:
         self._fold(Op(b"s", name, value))
 
     def _fold(self, op: Op) -> None:
-        """Apply one operation, and keep count of the state's size."""
+        """Apply one operation, and update the state's size."""
         name = op.name
         ours = op.name[:1] == b"#"
         counts = op.kind in (b"s", b"d") and name not in (SEGMENTS, START, NEXT)
@@ -386,7 +386,7 @@ class ImportedFile:
         )  # fmt: skip
 
     def _apply(self, op: Op) -> bool:
-        """Apply one operation; whether it may change which messages are shown, other than by an append."""
+        """Apply one operation; returns whether it may change which messages are shown, apart from an append."""
         kind, name, value = op
         following = int(self._fields.get(NEXT, b"0"))
         if kind == b"s":
@@ -421,7 +421,7 @@ class ImportedFile:
         return kind == b"w" or name == SEGMENTS
 
     def _check_shown(self) -> None:
-        """Raise ValueError unless every shown message is in the file, once."""
+        """Raise ValueError unless every shown message is in the file exactly once."""
         start, stop = (int(self._fields.get(name, b"0")) for name in (START, NEXT))
         at = 0
         for _, first, last in [*runs_of(self._fields.get(SEGMENTS, b"[]")), ("", start, stop)]:
@@ -434,25 +434,25 @@ class ImportedFile:
 
 
 def _since(value: bytes) -> int:
-    """The version in `#items` since which items are shown so."""
+    """The version from which on items are shown, stored in `#items`."""
     return digits(ITEMS, value.partition(b" ")[0])
 
 
 class Reencoded:
-    """The contents of a file as the new record stores them. Raises DecryptionFailed if a key for that is missing."""
+    """The contents of a file, encoded for the new record. Raises DecryptionFailed if a key is missing."""
 
     def __init__(self, given: ImportedFile, target: Codec) -> None:
         assert given.origin is not None
         self._target = target
         self._source = target.of(given.origin.text, given.namespace)
-        self._writers: dict[int, str] = {}  # the record that wrote a message, if it was another one
-        # In this order: runs of messages say who wrote messages that come later.
+        self._writers: dict[int, str] = {}  # the record that a message was written under, if it was another one
+        # The order matters: runs of messages name the writers of messages that follow.
         self.base = given.base
         if given.base is not None:
-            # Without its lifetime: an old copy would expire at once.
+            # The lifetime is left out: an old copy would expire at once.
             kept = {name: value for name, value in given.base.fields.items() if name != LIFETIME}
             if ITEMS in kept:
-                kept[ITEMS] = b"%d" % given.base.version  # the items of that state come with it
+                kept[ITEMS] = b"%d" % given.base.version  # the file holds the items of that state
             self.base = replace(given.base, fields={name: self._field(name, value) for name, value in kept.items()})
         self.entries = [
             replace(entry, record=given.ref.text, data=pack(self._ops(entry.data))) for entry in given.entries
@@ -511,7 +511,7 @@ class Reencoded:
 
 
 async def import_(tiers: Tiers, given: ImportedFile) -> str:
-    """Insert an exported record into SQL in one transaction; the next access brings it to Redis."""
+    """Insert an exported record into SQL in one transaction; the next access hydrates it into Redis."""
     try:
         taken = Reencoded(given, tiers.codec_of(given.ref.text))
     except CorruptState:
@@ -538,7 +538,7 @@ async def import_(tiers: Tiers, given: ImportedFile) -> str:
         if not await tiers.warm.partitions.reserve(names, entry.epoch):
             raise WarmUnavailable(f"{ref.text[:200]}: its partition was started again meanwhile; nothing was changed")
         await tiers.port.sql(adopt)
-        # Replicas that looked into SQL before, or have the record as absent in hot, must look again.
+        # Replicas that read SQL before, or have the record as absent in hot, must read again.
         notice = f"{entry.epoch} {given.version} {tiers.replica} -".encode()
         await tiers.warm.commands([(b"DEL", names.hydration), (b"SPUBLISH", names.channel, notice)])
         tiers.hot.forget(ref.text)

@@ -1,7 +1,7 @@
-"""The lifecycle of a store in this process: opened, shared by threads and event loops, inherited by forks, closed.
+"""The lifecycle of a store in this process: opening, sharing by threads and event loops, os.fork, closing.
 
 Law: a store is one namespace on one Redis and one SQL database; opening it checks that they belong together. The URL of
-a service opens a remote store instead, and settings that a service does not have are refused, not ignored.
+a service opens a remote store instead, and settings that do not exist for a service are refused, not ignored.
 
 Design: sections 14, 16, 26.
 """
@@ -51,7 +51,7 @@ Kind = Literal["remote.store.AsyncRemoteStore", "remote.blocking.RemoteStore"]
 
 
 def opened_remotely(kind: Kind, url: str | None, settings: Mapping[str, Any], **others: object) -> Any:
-    """A store of this kind at the URL, None if it is not a service's URL. Raises ConfigurationError."""
+    """A remote store of this kind, or None if the URL is not that of a service. Raises ConfigurationError."""
     found = os.environ.get("DISTRIBUTED_STATE_URL") if url is None else url
     if not isinstance(found, str) or not found.lower().startswith(_SCHEMES):
         if "token" in settings:
@@ -74,12 +74,12 @@ def core_of(handle: Any) -> Any:
 
 def blocking_of(core: Any) -> Any:
     """An object of the blocking API for a store, a session or a turn of asyncio."""
-    # The blocking API is generated from this one and imports it, so it can only be imported when it is needed.
+    # The blocking API is generated from the asyncio API and imports it, so it is imported here, when it is needed.
     return import_module("distributed_state.store.blocking").blocking(core)
 
 
 def lifecycle_of(store: Any) -> StoreLifecycle:
-    """The inside of a store of either API."""
+    """The lifecycle of a store of either API."""
     lifecycle: StoreLifecycle | None = getattr(core_of(store), "_lifecycle", None)
     if lifecycle is None:
         raise ConfigurationError(f"this takes a store that is open here, by its Redis URL, not {store!r:.80}")
@@ -87,7 +87,7 @@ def lifecycle_of(store: Any) -> StoreLifecycle:
 
 
 def hook(store: Any, clean: Clean | None, clean_messages: CleanMessage | None) -> None:
-    """Apply these functions to everything that is stored through this store from now on."""
+    """Apply these functions to all values and messages that are stored through this store from now on."""
     sanitizer({}, clean, clean_messages)
     context = lifecycle_of(store).context
     context.clean, context.clean_messages = clean, clean_messages
@@ -100,7 +100,7 @@ _open_stores: weakref.WeakSet[StoreLifecycle] = weakref.WeakSet()
 
 
 class StoreLifecycle:
-    """Opens and closes a store, and has its tiers. `unusable` says why it cannot be used."""
+    """Opens and closes a store, and holds its tiers. `unusable` says why the store cannot be used."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class StoreLifecycle:
             blocking_of=blocking_of,
         )
         self.connections = Connections(settings.url, settings.timeout, credentials, retry_for=settings.retry_for)
-        # Before waiting for Redis: an invalid URL is raised at once, and a relative path means the present folder.
+        # Done before waiting for Redis: an invalid URL raises at once, and a relative path means the present folder.
         self._archive = parse_url(settings.archive or EMBEDDED_ARCHIVE)
         self.search = Setting(search, lazily=self.connections.embedded is not None, migrate=settings.migrate)
         self.cold: ColdStore | None = None
@@ -129,11 +129,11 @@ class StoreLifecycle:
         self._tiers: Tiers | None = None
         self._openings: set[object] = set()
         self._mutex = Mutex()
-        self._changing = Exclusive()  # held while it is opened or closed
+        self._changing = Exclusive()  # held while the store is opened or closed
         self._layout: dict[str, Any] = {}
 
     async def open(self) -> None:
-        """Open it, unless it is open. Raises ConfigurationError, WarmUnavailable or ColdUnavailable."""
+        """Open the store, unless it is open. Raises ConfigurationError, WarmUnavailable or ColdUnavailable."""
         if not await self._changing.take(unless=handlers.inside()):
             raise ConfigurationError("a task of the event loop that this call holds up opens or closes the store")
         try:
@@ -195,10 +195,10 @@ class StoreLifecycle:
             if opening in self._openings and self.cold is None:
                 self.cold = cold
                 return
-        cold.close()  # the caller has left and never got it, or another task was faster
+        cold.close()  # the caller was cancelled before it got this, or another task was faster
 
     async def _check_layout(self, port: Port) -> None:
-        """The namespace's Redis and SQL must have belonged together from the first."""
+        """Require that the namespace's Redis and SQL database belong together."""
         assert self.cold is not None
         settings = self._settings
         archive_id, partitions = await port.sql(self.cold.register, settings.partitions)
@@ -207,7 +207,7 @@ class StoreLifecycle:
         self._compare(await leave_mark(port.command, self.context.keys, wanted), wanted)
 
     def _adopt(self, partitions: int) -> None:
-        """Adopt a namespace's number of partitions. Raises ConfigurationError if another one was given."""
+        """Take over the namespace's number of partitions. Raises ConfigurationError if another number was given."""
         settings = self._settings
         if partitions == settings.partitions:
             return
@@ -268,12 +268,12 @@ class StoreLifecycle:
         return self._tiers
 
     def _assemble(self) -> Tiers:
-        with self._mutex:  # threads of a forked child may come here at once
+        with self._mutex:  # several threads of a forked child may get here at once
             if self._tiers is not None:
                 return self._tiers
             if self.unusable or self.cold is None:
                 raise ConfigurationError(f"this store cannot be used: {self.unusable}")
-            replica = chance.token_hex(6)  # never used again, and short, because records remember it
+            replica = chance.token_hex(6)  # unique, and short because records store it
             port, context = SharedPort(self.connections, replica), self.context
             tiers = Tiers(port, self._settings, context.keys, context.codec_of, self.cold, replica, self._layout)
             tiers.presence.begin()
@@ -295,7 +295,7 @@ class StoreLifecycle:
             await self._to_the_end()
 
     async def _to_the_end(self) -> None:
-        """Close it, in a task that is not cancelled with the caller: half closed, it would archive forever."""
+        """Close in a task that is not cancelled with the caller: a half-closed store would archive forever."""
         port = self._tiers and self._tiers.port
         await (port.shield(self._close()) if port and port.suspends else self._close())
 
@@ -319,7 +319,7 @@ class StoreLifecycle:
             cold.close()
 
     def after_fork(self) -> None:
-        """In a forked child: a new replica, no leases, nothing hot, no inherited sockets."""
+        """Start as a new replica in a forked child: without leases, cached records and inherited sockets."""
         self._mutex = Mutex()  # the old one may be held by a thread that exists only in the parent
         self._changing = Exclusive()
         self.context.ephemeral.forget()
@@ -357,5 +357,5 @@ def _after_fork() -> None:
     for store in list(_open_stores):
         try:
             store.after_fork()
-        except Exception:  # a failing store must not leave the others with their parent's connections
+        except Exception:  # if one store fails here, the others must still drop the parent's connections
             log.exception("a forked child could not let go of a store that it inherited")

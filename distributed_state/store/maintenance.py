@@ -1,10 +1,10 @@
 """Work on many records: purge, retention, newer schemas, re-encryption, and repair after SQL was restored.
 
-Law: nothing is removed before it is archived; each record is one step, so an interrupted run can be repeated.
+Law: data is archived before it is removed; each record is one step, so an interrupted run can be repeated.
 
-Re-encryption changes SQL first, then Redis, so that nothing read back from SQL has the old key. It does not need idle
-records: a value in Redis is replaced in place if it has not changed. Repair works partition by partition; it reports
-data that neither Redis nor SQL has, and changes nothing where SQL is not older.
+Re-encryption changes SQL first, then Redis, so that no value with the old key is hydrated from SQL afterwards. Records
+may be in use: a value in Redis is replaced in place if it has not changed. Repair works partition by partition; it
+reports data that neither Redis nor SQL has, and changes nothing where SQL is not older.
 
 Design: sections 14, 15, 17.
 """
@@ -51,8 +51,8 @@ _EVENT = re.compile(r"\w+\.\d+\.\w+", re.ASCII)
 
 
 async def listing(tiers: Tiers, wanted: Wanted, *, fresh: bool = False) -> list[SessionInfo]:
-    """One page of the index in SQL; `fresh`: with unarchived commits."""
-    # The journals first: commits that are archived meanwhile are found in SQL as well, and count once.
+    """One page of the index in SQL; with `fresh`, merged with unarchived commits."""
+    # The journals are read first: commits archived meanwhile are then found in both, and count once.
     late = await unarchived_changes(tiers, wanted) if fresh else []
     return [shown(row) for row in await tiers.port.sql(tiers.cold.listing, wanted, late)]
 
@@ -70,7 +70,7 @@ def wanted(
     changed_before: float | None = None,
     larger_than: int | None = None,
 ) -> Wanted:
-    """The page of a listing that a caller of `store.sessions` asks for. Raises InvalidValue."""
+    """The arguments of `store.sessions` as the page of a listing. Raises InvalidValue."""
     if type(limit) is not int or not 1 <= limit <= 1000:
         raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
     Ref(scope, "any")
@@ -96,7 +96,7 @@ def wanted(
 
 
 def shown(row: Listed) -> SessionInfo:
-    """A row of the index as users see it."""
+    """A row of the index in its public form."""
     return SessionInfo(
         id=unescape(row.id),
         user=None if row.owner is None else unescape(row.owner),
@@ -134,7 +134,7 @@ async def pack(
 
 
 def _before_ms(tiers: Tiers, age: float) -> int:
-    """The commit time that has this age now; limited to the clock's beginning for large ages."""
+    """The commit time that has this age now; 0 at the earliest."""
     now = tiers.clock.now()
     return int((now - min(age, now)) * 1000)
 
@@ -142,7 +142,7 @@ def _before_ms(tiers: Tiers, age: float) -> int:
 def require_age(older_than: Any, shortest: float) -> None:
     """Raise InvalidValue unless history of this age may be packed.
 
-    A write with a lost answer may be repeated for `op_window`, and is looked up in the rows.
+    A write whose reply was lost may be repeated for `op_window` seconds, and is looked up in the unpacked rows.
     """
     if isinstance(older_than, bool) or not isinstance(older_than, (int, float)) or not older_than >= shortest:
         raise InvalidValue(f"older_than is a number of seconds from {shortest:g} (op_window) on, not {older_than!r}")
@@ -174,11 +174,11 @@ class Retention:
 
     @property
     def of_messages(self) -> bool:
-        """Whether conversations are to show fewer messages."""
+        """Whether the limits change which messages conversations show."""
         return self.keep_messages is not None or self.messages_older_than is not None
 
     def purge(self, cold: ColdStore, before_ms: Callable[[float], int]) -> Purged:
-        """Remove it from SQL; `before_ms` gives the time in ms of an age."""
+        """Remove old data from SQL; `before_ms` converts an age to a time in ms."""
         ages = self.older_than, self.events_older_than, self.branches_older_than
         older, events, branches = (None if age is None else before_ms(age) for age in ages)
         return cold.purge(
@@ -226,7 +226,7 @@ async def upcast_many(
     limit: int | None,
     progress: Callable[[Upcast], None] | None,
 ) -> Upcast:
-    """Upcast the archived records of a scope, the last changed first. An unavailable server ends it."""
+    """Upcast the archived records of a scope, the last changed first. Stops if a server is unavailable."""
     if limit is not None and (type(limit) is not int or limit < 1):
         raise InvalidValue(f"limit is an int from 1 on or None, not {limit!r}")
     schema = Schema.of(schema)
@@ -245,7 +245,7 @@ async def upcast_many(
                 sofar = await _one(context, dry_run, sofar)
                 if progress is not None:
                     progress(sofar)
-        # Upcast records are now the last changed, so the cursor has passed them.
+        # Upcast records moved to the front of the listing, so the cursor does not reach them again.
         after = rows[-1].cursor
     return sofar
 
@@ -272,7 +272,7 @@ Progress = Callable[[Reencrypted], None]
 
 
 async def reencrypt(tiers: Tiers, dry_run: bool, progress: Progress | None) -> Reencrypted:
-    """All records of the namespace, in the order of their texts."""
+    """Reencrypt all records of the namespace, in the order of their texts."""
     if not tiers.codec_of("").seals:
         raise ConfigurationError("reencrypt: this store has no keys; give encryption= or DISTRIBUTED_STATE_KEYS")
     await tiers.archiver.drain()
@@ -281,7 +281,7 @@ async def reencrypt(tiers: Tiers, dry_run: bool, progress: Progress | None) -> R
     if not dry_run:
         await tiers.port.sql(tiers.cold.search.scrub)
     await run.events()
-    # Only when all of SQL is done: a copy in Redis holds messages that were written under other records.
+    # Redis comes after all of SQL: a record in Redis may hold messages that were written under other records.
     await run.each(run.copied)
     await run.streams()
     if not dry_run:
@@ -320,7 +320,7 @@ class _Run:
             try:
                 return own.carry(data, name, own) if own.stale(data, name) else data
             except CorruptState:
-                # An event that was part of a change: it has a row of its own, and the record can be read.
+                # The event was part of a change, and has a row of its own; the record itself is readable.
                 if name.startswith(codec.EVENT):
                     return data
                 raise
@@ -341,7 +341,7 @@ class _Run:
         self.done = replace(self.done, failed=len(self._unreadable))
 
     async def events(self) -> None:
-        """The audit trail."""
+        """Reencrypt the audit trail."""
         tiers = self._tiers
         unreadable = self._told_unreadably
         after: tuple[int, str, int] | None = (-1, "", 0)
@@ -397,7 +397,7 @@ class _Run:
                 self.done = replace(self.done, copies=self.done.copies + stale)
 
     async def _windows(self, many: Sequence[RecordKeys], records: Sequence[list[bytes]]) -> set[RecordKeys]:
-        """Those of the records that have an item in Redis whose stored form is outdated."""
+        """The records that have an item in Redis under an old key."""
         having = [names for names, record in zip(many, records, strict=True) if ITEMS in record[::2]]
         answers = await self._tiers.warm.commands([(b"HGETALL", names.items) for names in having]) if having else []
         found = set()
@@ -410,7 +410,7 @@ class _Run:
         return found
 
     def _old(self, text: str, stored: dict[bytes, bytes]) -> list[bytes]:
-        """The outdated values: field, present bytes, and the bytes to store instead."""
+        """The values under an old key: field, present bytes, and the bytes to store instead."""
         record_codec = self._tiers.codec_of(text)
         runs = message_ranges.segments(text, stored)
         old = list[bytes]()
@@ -424,7 +424,8 @@ class _Run:
             if record_codec.stale(data, key):
                 if key == codec.MESSAGE:
                     number = int(name[2:])
-                    # A message is decrypted under the record that it was appended to. Hidden ones are in SQL.
+                    # A message is decrypted under the record that it was appended to. Messages that are not in Redis
+                    # are in SQL.
                     source = next((run.source for run in runs if run.start <= number < run.stop), None)
                     if source is None:
                         old += (name, data, b"")
@@ -442,13 +443,13 @@ class _Run:
             raise answer
         tiers.hot.forget(names.ref.text)
         if answer[0] == b"ok" and answer[1]:
-            # Written meanwhile, perhaps under an old key, by a worker that did not have the new one yet.
+            # The record was written meanwhile, perhaps under an old key by a worker that does not have the new one yet.
             await read_path.reach(tiers, names)
             await self._rewrite(names.ref.text)
 
 
 async def _forget_journal(tiers: Tiers) -> None:
-    """The journal keeps its last entry; a mark takes its place."""
+    """Replace the journal's last entry, which is always kept, by a mark."""
     partitions = tiers.warm.partitions
     every = [tiers.keys.partition(number) for number in range(tiers.keys.partitions)]
     for number, place in (await partitions.states(every)).items():
@@ -464,7 +465,7 @@ RepairProgress = Callable[[Repaired], None]
 
 
 async def repair(tiers: Tiers, dry_run: bool, progress: RepairProgress | None) -> Repaired:
-    """All partitions of the namespace, one after the other."""
+    """Repair all partitions of the namespace, one after the other."""
     done = Repaired()
     for partition in range(tiers.keys.partitions):
         found = await tiers.recovery.repair(partition, dry_run=dry_run)

@@ -1,11 +1,11 @@
 """Ends expired sessions, prunes old events, and completes interrupted erasures and announcements.
 
-Law: an end is an ordinary commit against the version that was read, so only one of two reapers succeeds, and a write
-meanwhile keeps the session alive.
+Law: a session ends by an ordinary commit against the version that was read, so only one of two reapers succeeds, and a
+write meanwhile keeps the session alive.
 
-A sorted set of the partition holds the time at which to check each session. Commits do not update it: the check finds
-that a session was used meanwhile, and moves its time on. A partition in which nothing is due and nothing was written
-is not checked (`DueLooks`).
+A sorted set for each partition holds the time at which to check each session. Commits do not update it: if the check
+finds that a session was used meanwhile, it sets a later time. A partition with nothing due is not checked again until
+something was written there (`DueLooks`).
 
 Design: sections 10, 15.
 """
@@ -39,7 +39,7 @@ _SECONDS = 10.0  # a partition without due sessions is checked again after this 
 
 
 class _Look(NamedTuple):
-    """When the look was sent, and when something will be due; by our monotonic clock."""
+    """When the look was sent, and when a session will be due, by this process's monotonic clock."""
 
     asked: float
     due: float
@@ -54,17 +54,17 @@ class DueLooks:
         self._looks: dict[int, _Look] = {}
 
     def note(self, partition: int, asked: float, now_ms: bytes = b"0", later_ms: bytes = b"") -> None:
-        """Nothing was due when it was asked; by the server's clock something will be at `later_ms`, '' means never."""
-        # Counted from the request: the server's answer is later than that, so this is not too late.
+        """Note that nothing was due; the next session is due at `later_ms` by the server's clock ('': never)."""
+        # Counted from the request, which was before the server's answer, so the result is not too late.
         left = (float(later_ms) - int(now_ms)) / 1000 if later_ms else math.inf
         self._looks[partition] = _Look(asked, asked + left)
 
     def forget(self, partition: int) -> None:
-        """Note that something is due, or that it is unknown."""
+        """Drop what is known of the partition: something is due, or may be."""
         self._looks.pop(partition, None)
 
     def nothing_due(self, partition: int) -> bool:
-        """Whether a look would certainly find nothing."""
+        """Whether it is certain that nothing is due."""
         look, since = self._looks.get(partition), self._idle_since(partition)
         if look is None or since is None or since > look.asked:
             return False
@@ -92,7 +92,7 @@ class Due:
 
 
 class Reaper(JobWorker):
-    """Works for some partitions, or all of them; several on one partition are harmless, but wasteful."""
+    """Works on some or all partitions. Several reapers on one partition are harmless, but wasteful."""
 
     job_name = "distributed-state-reaper"
 
@@ -107,7 +107,7 @@ class Reaper(JobWorker):
         self.expired = 0
 
     async def _run(self) -> None:
-        # With a fifth to spare, so that the duration of a sweep does not delay the end.
+        # A fifth is left for the sweep itself, so that its duration does not delay the end.
         pause = every = self._tiers.settings.sweep * 0.8
         while True:
             begun = self._port.monotonic()
@@ -122,7 +122,7 @@ class Reaper(JobWorker):
                 await self._port.sleep(max(pause - (self._port.monotonic() - begun), every / 10))
 
     async def sweep(self, partitions: Sequence[int]) -> bool:
-        """End expired sessions of these partitions; whether there were more than one pass handles.
+        """End expired sessions of these partitions; returns whether there were more than one pass handles.
 
         One of several servers may be down: its partitions are handled later. Raises WarmUnavailable if all are.
         """
@@ -170,12 +170,12 @@ class Reaper(JobWorker):
     # Due sessions
 
     async def _look(self, due: Sequence[Due]) -> None:
-        """End each of these, or set the time of its next check, or none."""
+        """End each session that has expired; for the others set the time of the next check, or remove it."""
         calls: list[Call] = []
         ends: list[tuple[Due, Draft]] = []
         for each, (version, last_ms, lifetime, deleted) in zip(due, await self._heads(due), strict=True):
             if version is None:
-                continue  # it could not be read
+                continue  # the record could not be read
             if lifetime is None or deleted is not None or version == b"0":
                 calls.append(_later(each, None))
                 continue
@@ -207,7 +207,7 @@ class Reaper(JobWorker):
         elif isinstance(result, Deleted):
             return [_later(each, None)]
         elif isinstance(result, Conflict | Locked):
-            # Their times are moved on: otherwise many locked sessions would keep the others from being checked.
+            # Locked sessions are checked later: otherwise many of them would keep the others from being checked.
             return [_later(each, each.now_ms + int(self._tiers.settings.sweep * 1000))]
         elif not isinstance(result, Unavailable):
             return self._trouble(each, result)
@@ -218,7 +218,10 @@ class Reaper(JobWorker):
         return [_later(each, each.now_ms + int(_TROUBLE_SECONDS * 1000))]
 
     async def _heads(self, due: Sequence[Due]) -> list[list[bytes | None]]:
-        """Version, time of the last commit, lifetime and whether it is deleted; evicted records are loaded."""
+        """For each record: version, time of the last commit, lifetime, whether it is deleted.
+
+        Evicted records are loaded.
+        """
         found = await self._read_heads(due)
         absent = [at for at, head in enumerate(found) if head[0] is None]
         gone = set()
@@ -251,7 +254,7 @@ class Reaper(JobWorker):
     # Data that Redis lost
 
     async def _fill(self, epochs: dict[int, str]) -> None:
-        """Put the sessions that SQL knows into the sets, once in an epoch."""
+        """Put the sessions that SQL has into the sets, once in each epoch."""
         after = ""
         page = _PAGE
         while epochs and page == _PAGE:
@@ -265,13 +268,14 @@ class Reaper(JobWorker):
             calls: list[Call] = []
             for partition in epochs if page < _PAGE else members:
                 keys = self._tiers.keys.partition(partition)
-                # One call a partition in an exchange: it is marked as filled together with its last members.
+                # Each exchange has one call for a partition: the last call marks the set as filled with its last
+                # members.
                 calls.append((FILL, [keys.lifetimes, keys.meta], [epochs[partition], last, *members[partition]]))
             await self._send(calls)
             after = rows[-1].record if rows else ""
 
     async def _revive(self, empty: Iterable[int]) -> None:
-        """Start partitions that Redis does not know, if they have sessions that will end."""
+        """Start partitions that Redis does not have, if they have sessions that will end."""
         now = self._port.monotonic()
         asked = {each: at for each, at in self._empty.items() if at > now}
         self._empty = asked
@@ -297,7 +301,7 @@ class Reaper(JobWorker):
             return
         self._erase_at = now + _ERASE_SECONDS
         found = await self._port.sql(partial(self._tiers.cold.pending, partitions=partitions, limit=_PAGE))
-        # Not the recent ones: the replica that requested them is probably still working on them.
+        # Recent erasures are skipped: the replica that requested them is probably still working on them.
         left = [each for each in found if each in self._unfinished]
         self._unfinished = set(found)
         try:
@@ -310,7 +314,7 @@ class Reaper(JobWorker):
     # Old events, and leases that ended by themselves
 
     async def _prune(self, partitions: Sequence[int]) -> bool:
-        """Drop events that are too old, some of each partition; whether there are more of them."""
+        """Drop some events of each partition that are too old; returns whether there are more."""
         now = self._port.monotonic()
         if now < self._prune_at:
             return False
@@ -320,12 +324,12 @@ class Reaper(JobWorker):
         if any(int(answer[1]) == _PRUNED for answer in answers):
             return True
         await self._leases.tidy(partitions, max(10, _AT_ONCE // len(partitions)))
-        # A hundredth of their age later is soon enough.
+        # The next pruning after a hundredth of the events' maximum age is soon enough.
         self._prune_at = now + min(_PRUNE_SECONDS, age / 100)
         return False
 
 
 def _later(each: Due, score: int | None) -> Call:
-    """Check it at this time in ms, None: never again, unless that was changed meanwhile."""
+    """Set the time in ms of the next check (None: never), unless it was changed meanwhile."""
     names = each.names
     return DEFER, [names.lifetimes], [names.text, each.score, b"" if score is None else score]

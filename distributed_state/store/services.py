@@ -1,6 +1,6 @@
-"""Services for the package's own code that builds on a store, such as agents, beyond the store's public methods.
+"""Services of a store for code of this package that uses it, such as agents, beyond the store's public methods.
 
-Law: this is the only way below the public store, and the store's policy is not asked about the package's own work.
+Law: such code uses only this and the public store; the store's policy is not asked about the package's own work.
 
 Design: section 12.
 """
@@ -30,7 +30,7 @@ StandIn = Callable[[CorruptState, str, Any], Any]
 
 
 class StoreServices:
-    """The inside of a store of either API. `store` is the asyncio store, which a blocking one runs by hand."""
+    """Services of a store of either API. `store` is the asyncio store, which a blocking store wraps."""
 
     def __init__(self, store: Store) -> None:
         self.store: AsyncStateStore = core_of(store)
@@ -38,7 +38,7 @@ class StoreServices:
 
     @property
     def port(self) -> Port:
-        """Time, threads and tasks, for any caller: a task of any event loop or blocking code."""
+        """The port (time, threads and tasks) for any caller: a task of any event loop, or blocking code."""
         return self._lifecycle.tiers().port
 
     def announce(self, fields: Mapping[str, Any]) -> None:
@@ -46,13 +46,16 @@ class StoreServices:
         self._lifecycle.tiers().presence.announce(fields)
 
     async def archive(self) -> int:
-        """Archive everything written so far, as `store.admin.archive` does; how many commits this replica archived."""
+        """Archive everything written so far, like `store.admin.archive`.
+
+        Returns the number of commits archived here.
+        """
         return await self._lifecycle.tiers().archiver.drain()
 
     async def initialize(
         self, record: AsyncRecord, owner: str, defaults: Callable[[], Awaitable[Mapping[str, Any]]]
     ) -> bool:
-        """Set the missing fields, once in the record's life for each owner; True if this call did."""
+        """Set the missing fields, once for each record and owner of the defaults; True if this call set them."""
         return await lifecycle.initialize(context_of(record), defaults, owner)
 
     def add_deletion_hook(self, hook: BeforeDeletion) -> None:
@@ -60,7 +63,7 @@ class StoreServices:
         self._lifecycle.context.deleting.append(hook)
 
     def remove_deletion_hook(self, hook: BeforeDeletion) -> None:
-        """Stop awaiting it. A missing hook, as after a fork, is not an error."""
+        """Stop awaiting the hook. A missing hook, for example after an os.fork, is not an error."""
         if hook in self._lifecycle.context.deleting:
             self._lifecycle.context.deleting.remove(hook)
 
@@ -76,6 +79,6 @@ def acting_by_default(actor: str) -> AbstractContextManager[None]:
 
 
 def with_stand_in(handle: Handle, stand_in: StandIn) -> Handle:
-    """The handle, of either API, which returns `stand_in(error, field, default)` for a field that cannot be read."""
+    """A handle, of either API, that returns `stand_in(error, field, default)` for a field that cannot be read."""
     context_of(core_of(handle)).unreadable = stand_in
     return handle

@@ -1,8 +1,8 @@
-"""Looks at the servers for metrics, in jobs of its own. Law: a job never waits for the work that it measures.
+"""Looks at the servers for metrics, in separate jobs. Law: a job never waits for the work that it measures.
 
-An archiver whose SQL does not answer stands still, and so would figures that it updated itself. So one job looks at the
-journals in Redis, and another one at SQL; each reports the age of its last look. Nothing is asked until metrics are
-collected. The time until a journal is full is estimated from two looks, by our own clock (`Filling`).
+An archiver whose SQL does not answer stops, and figures that it updated would stop with it. Therefore one job looks at
+the journals in Redis, and another one at SQL; each reports the age of its last look. Both start when metrics are first
+collected. The time until a journal is full is estimated from two looks, by this process's clock (`Filling`).
 
 Design: sections 9, 27.
 """
@@ -24,19 +24,19 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.workers import JobWorker
 from distributed_state.warm.answers import PartitionState
 
-_APART = 1.0  # seconds between two looks: over a shorter time a burst would count as a rate
-_WEIGHT = 0.5  # of the newer look
+_APART = 1.0  # minimum seconds between two looks: over a shorter time a burst would count as a rate
+_WEIGHT = 0.5  # of the newer look in the smoothed rate
 
 
 class _Look(NamedTuple):
     epoch: str
     moment: float
     fill: float
-    rate: float  # of the fill, a second
+    rate: float  # of the fill per second
 
 
 class Filling:
-    """How fast journals fill, by partition: bytes written less bytes archived."""
+    """How fast journals fill, by partition: bytes written minus bytes archived."""
 
     def __init__(self, settings: Settings, monotonic: Callable[[], float]) -> None:
         self._settings = settings
@@ -60,7 +60,7 @@ class Filling:
         self._looks = looks  # replaced as a whole: a scrape reads it in another thread
 
     def seconds_left(self) -> dict[int, float]:
-        """Until each is full at the present rate and refuses writes; infinite if it does not grow."""
+        """Seconds until each journal is full at the present rate and refuses writes; infinite if it does not grow."""
         return {
             partition: max(0.0, 1.0 - look.fill) / look.rate if look.rate > 0 else (0.0 if look.fill >= 1 else inf)
             for partition, look in self._looks.items()
@@ -77,13 +77,13 @@ _SQL_EVERY = 15.0
 class Seen:
     """The journals that this replica archives, and their servers.
 
-    `memory` and `connections` are the fullest Redis' shares of its limits; None without a limit, or where archived
-    records are evicted.
+    `memory` and `connections` are the used shares of the limits of the fullest Redis server; None without a limit, or
+    where archived records are evicted.
     """
 
     journals: Journals
     seconds_left: dict[int, float]  # until each is full at the present rate
-    failed_starts: int  # hosts where a replica could not start, and has not started since
+    failed_starts: int  # hosts on which a replica could not start, and has not started since
     memory: float | None
     connections: float | None
 
@@ -117,7 +117,7 @@ class Watch(JobWorker, Generic[T]):
                 try:
                     self._seen = await self._look(self._tiers), asked
                 except StateError as error:
-                    log.debug("nothing was seen for the metrics: %s", error)  # its age shows it; the work itself warns
+                    log.debug("nothing was seen for the metrics: %s", error)  # the age of the last look shows it
             await self._port.sleep(self._every)
 
 
@@ -137,7 +137,7 @@ class JournalWatch(Watch[Seen]):
         return Seen(journals, self._filling.seconds_left(), await self._failed_starts(), *await _shares(tiers))
 
     async def _failed_starts(self) -> int:
-        """How many hosts failed; the last known number while the server with their notes is down."""
+        """How many hosts could not start; the last known number while the server with their notes is down."""
         try:
             return len(await doctor.lately(self._tiers))
         except StateError as error:
@@ -146,10 +146,10 @@ class JournalWatch(Watch[Seen]):
 
 
 def carried_on(now: Journals, before: Journals, seconds: float, mine: Collection[int]) -> Journals:
-    """The present figures, with the last known ones, `seconds` older, of partitions that cannot be seen.
+    """The present figures; for partitions that cannot be seen the last known ones, with ages `seconds` higher.
 
     Partitions cannot be seen if their server is down, or if their unarchived commits are no longer in the journal:
-    neither is a lag of 0. Those that are no longer `mine` are archived elsewhere.
+    neither is a lag of 0. Other replicas archive the partitions that are no longer `mine`.
     """
     unseen = {each: place for each, place in before.places.items() if each in mine and each not in now.places}
     places = now.places | unseen
@@ -160,14 +160,14 @@ def carried_on(now: Journals, before: Journals, seconds: float, mine: Collection
 
 @dataclass(frozen=True, slots=True)
 class SqlSeen:
-    """The used share of SQL's connection limit, None without a limit; and partitions restarted lately."""
+    """The used share of SQL's connection limit (None without a limit), and the recently restarted partitions."""
 
     connections: float | None
     minted: int
 
 
 class SqlWatch(Watch[SqlSeen]):
-    """Watches figures that only SQL has: its connections, and the recently minted epochs of all replicas."""
+    """Watches figures that only SQL has: its connections, and the epochs that all replicas minted recently."""
 
     def __init__(self, tiers: Tiers) -> None:
         super().__init__(tiers, _sql, _SQL_EVERY)
@@ -181,7 +181,7 @@ def begin(tiers: Tiers) -> None:
 
 
 async def _shares(tiers: Tiers) -> tuple[float | None, float | None]:
-    """The fullest server's share of memory and of connections. The embedded server has no limits."""
+    """The used shares of memory and of connections of the fullest server. The embedded server has no limits."""
     memory = connections = None
     for node in tiers.port.nodes():
         try:
@@ -199,6 +199,6 @@ async def _shares(tiers: Tiers) -> tuple[float | None, float | None]:
 
 async def _sql(tiers: Tiers) -> SqlSeen:
     facts = await tiers.port.sql(tiers.cold.connections)
-    embedded = tiers.settings.url is None  # it starts empty each time
+    embedded = tiers.settings.url is None  # an embedded server starts empty each time
     minted = 0 if embedded else (await tiers.port.sql(tiers.cold.minted_since, RECENT)).partitions
     return SqlSeen(None if facts is None else facts[0] / facts[1], minted)
