@@ -40,7 +40,7 @@ PORT = "port.blocking"
 FILES = (
     File(
         "store.blocking_contexts",
-        "What the blocking API enters with `with`. Law: no logic here.",
+        "The objects that the blocking API enters with `with`. Law: no logic here.",
         (
             "warm.lease:AsyncLease",
             "records.transaction:AsyncTransaction as TransactionBody",
@@ -71,7 +71,7 @@ def as_record(core: AsyncRecord) -> Record:
     ),
     File(
         "store.blocking_events",
-        "The events of a store as they are read one by one, on the blocking API. Law: no logic here.",
+        "The stream of a store's events, on the blocking API. Law: no logic here.",
         ("events.consumer:AsyncEvents",),
     ),
     File(
@@ -111,11 +111,11 @@ def blocking(core: AsyncStateStore | AsyncSession | AsyncTurn) -> StateStore | S
     ),
     File(
         "agents.blocking",
-        "Agents and their host on the blocking API. Law: what differs from the asyncio one is who waits.",
+        "Agents and their host on the blocking API. Law: the APIs differ only in waiting.",
         ("agents.asyncio:AsyncAgent", "agents.asyncio:AsyncHost"),
     ),
 )
-# What the tables below name and no source module does: where it is.
+# Imports of names that only the tables below use.
 IMPORTS = {
     "finish": f"from {PACKAGE}.{PORT} import finish",
     "bodies": f"from {PACKAGE}.port import bodies",
@@ -140,7 +140,7 @@ IMPORTS = {
 WRAPPERS = {"AsyncSession": "as_session", "AsyncRecord": "as_record"}
 # Bodies of classes that share a base with their core instead of holding one: an agent is subclassed by users.
 FROM_SOURCE = frozenset({"AsyncAgent"})
-# What the package calls on the asyncio objects from inside: no part of the API on either API.
+# Methods that only the package itself calls: not part of the API.
 INNER = {
     "AsyncStateStore": {"after_fork", "__await__"},
     "AsyncLease": {
@@ -315,11 +315,11 @@ PHRASES = {
         ("store` is an StateStore", "store` is a StateStore"),
         (
             """\
-opened as the settings in the environment say. Hooks, commands and `main_loop` are `def`; plain ones run in a
+opened from the environment's settings. Hooks, commands and `main_loop` are `def`; plain functions run in a
 thread and cannot use the store there.
 """,
             """\
-opened as the settings in the environment say. Hooks run in one thread of their own, `main_loop` in another; one
+opened from the environment's settings. Hooks run in one thread of their own, `main_loop` in another; a function
 that is `async def` runs to its end on an event loop of that thread.
 """,
         ),

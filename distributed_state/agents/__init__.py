@@ -1,4 +1,6 @@
-"""Agents: hooks for events, commands, config, and the host that runs them. Law: they use the store's public interface.
+"""Agents: hooks for events, commands, config, and the host that runs them.
+
+Law: agents use only the store's public interface and its services.
 
 Design: section 12.
 """

@@ -1,8 +1,8 @@
-"""The agent, for the sync and the asyncio API: the part for its author, and the part for its host.
+"""The agent, common to the sync and the asyncio API: the interface for its author, and the one for its host.
 
 Authors subclass `BaseAgent`, so everything that the host, dispatcher and worker keep about an agent is in a separate
-object, its `AgentContext`. `Invocation` describes the running hook or command. Law: shared state is in the store, where
-every replica finds it; state of this process is in the context.
+object, its `AgentContext`. `Invocation` describes the running hook or command. Law: state that replicas share is in the
+store; state of this process is in the context.
 
 Design: section 12.
 """
@@ -45,23 +45,25 @@ class BaseAgent(Hooks):
 
     `store` is a store or a function that opens one; by default the agent opens one from the environment's settings.
     Replicas with the same `name`, by default the class's, share the persistent state. `config` is a mapping or the path
-    of a YAML or JSON file. The agent follows the current conversation of `client`; "" follows events without a client.
+    of a YAML or JSON file. The agent follows the current conversation of `client`; "" stands for events without a
+    client.
 
     `ephemeral` is a dict of this process and `persistent` a record that all replicas of the agent share. `conversation`
     is the session that a hook or command is about; elsewhere it is the client's current one. Every write to
-    `persistent` and `conversation` is a commit: nothing has to be saved or loaded on a switch or at the end.
+    `persistent` and `conversation` is a commit, so nothing has to be saved or loaded when the conversation changes or
+    the agent ends.
     """
 
-    # A subclass may set these. Config is a model that validates the config; without it any object is valid.
+    # A subclass may set these. Config is a pydantic model for the config; without it any object is valid.
     Config: ClassVar[type[BaseModel] | None] = None
-    # Set once for the fleet; a cleared conversation gets them again.
+    # Default values, set once for the fleet; a cleared conversation gets them again.
     persistent_defaults: Defaults = MappingProxyType({})
     conversation_defaults: Defaults = MappingProxyType({})
-    pause_when_inactive: bool = False  # pause() when the last client leaves, resume() when one comes
+    pause_when_inactive: bool = False  # pause() when the last client leaves, resume() when one activates the agent
     slow_hook: float = 0.1  # seconds; a hook that takes longer is logged
     stuck_hook: float = 10.0  # seconds; a hook that has not returned by then is logged while it runs
-    shutdown_timeout: float = 20.0  # seconds for running work to finish; the steps after it take at most 15 more
-    watch_config: float | None = None  # seconds between checks of the file, 0 never; by default only without SIGHUP
+    shutdown_timeout: float = 20.0  # seconds for running work to finish; later steps take at most 15 more
+    watch_config: float | None = None  # seconds between checks of the file, 0: never; None: if SIGHUP is missing
     limits: Limits = Limits()  # the status warns of figures beyond these
 
     def __init__(
@@ -95,7 +97,7 @@ class BaseAgent(Hooks):
 
     @property
     def agent_context(self) -> AgentContext:
-        """The state that the agent shares with its host; not for use in an agent's own code."""
+        """The state that the agent shares with its host; not for the code of agents."""
         return self._context
 
     # State. The types are Any because only the subclass knows whether its store is blocking or asyncio.
@@ -137,7 +139,7 @@ class BaseAgent(Hooks):
     def follow(self, client: str, conversation_id: str = "") -> None:
         """Follow another client, whose current conversation is `conversation_id`.
 
-        For programs that serve a client from this process. It does not change which events reach the agent's hooks.
+        For programs that serve a client from this process. The choice of events for the agent's hooks does not change.
         """
         self._context.client = client
         self._context.conversation_id = conversation_id
@@ -168,15 +170,15 @@ class BaseAgent(Hooks):
 
     @property
     def config(self) -> Any:
-        """The config as it is now: a dict, or an instance of the class's model `Config`."""
+        """The current config: a dict, or an instance of the class's model `Config`."""
         return self._context.config.value
 
     @property
     def position(self) -> str:
         """The position after the last event whose hooks have run, for `since=` of the next start.
 
-        With `since`, an agent first runs the hooks of the events that it missed. After a crash, the hooks of events
-        since the saved position run again. Raises ConfigurationError while the agent is not running.
+        An agent that starts with `since` first runs the hooks of the events that it missed. After a crash, the hooks of
+        events after the saved position run again. Raises ConfigurationError while the agent is not running.
         """
         return self._context.running_host.position
 
@@ -217,7 +219,9 @@ class BaseAgent(Hooks):
         description: str = "",
         arguments: Iterable[CommandArgument] = (),
     ) -> None:
-        """Offer a command. `function` receives the parameters it names: its arguments, `args` (a dict), `progress`.
+        """Offer a command.
+
+        `function` receives those of its arguments, `args` (a dict) and `progress` that it has parameters for.
 
         `args` has all arguments; `progress(text, **fields)` reports progress. The function returns any JSON value.
         """
@@ -238,7 +242,7 @@ class BaseAgent(Hooks):
             raise CommandFailed(f"{name}: the agent {self.name} is ending")
 
         self.requests += 1
-        # A command called by a hook belongs to that hook: a deletion in it must not wait for the hook to end.
+        # A command that a hook calls is part of the hook: a deletion in the command must not wait for the hook to end.
         runner = present().runner
         here = Invocation(runner, conversation_id or self.conversation_id, directory=directory)
         with self._context.invoke(here), self._context.command():
@@ -264,15 +268,15 @@ class BaseAgent(Hooks):
 
     @property
     def visible(self) -> dict[str, Any]:
-        """Everything the agent shows, as a dict of JSON values: description, system_prompt, sections, commands."""
+        """The agent's display as a dict of JSON values: description, system_prompt, sections, commands."""
         return self._context.display.visible
 
     @property
     def listeners(self) -> list[Listener]:
-        """The functions called with each change, in the thread that made it; append yours to the list.
+        """Functions that are called with each change, in the thread that makes it; append yours to the list.
 
-        Changes are `("section", {...})` and the like, each line of the log, `("started", {})`, and `("event", {...})`
-        after the hooks for an event have run.
+        A change is a pair like `("section", {...})`: a change of the display, a line of the log, `("started", {})`, or
+        `("event", {...})` after the hooks for an event have run.
         """
         return self._context.display.listeners
 
@@ -284,7 +288,7 @@ class BaseAgent(Hooks):
         self._context.display.log(level, message, fields)
 
     def set_system_prompt(self, prompt: str) -> None:
-        """Show the system prompt that makes a model this agent."""
+        """Display the system prompt with which a model acts as this agent."""
         self._context.display.show_text("system_prompt", prompt)
 
     def set_description(self, description: str) -> None:
@@ -355,7 +359,9 @@ class AgentContext:
 
     def __init__(self, name: str, source: StoreSource, config: Config, client: str, since: str | None) -> None:
         self.name = name
-        self.persistent_id = f"agent:{name}"  # of the record that its replicas share; also the actor of its changes
+        self.persistent_id = (
+            f"agent:{name}"  # the id of the record that its replicas share, and the actor of its changes
+        )
         self.source = source
         self.since = since
         self.config = config
@@ -383,7 +389,10 @@ class AgentContext:
         self.began = StoreServices(store).port.monotonic()
 
     def end(self) -> None:
-        """Note that the host has ended. A store that was opened for the run is dropped; the user's own is kept."""
+        """Note that the host has ended.
+
+        A store that was opened for the run is dropped; a store that the user opened is kept.
+        """
         self.host = None
         if callable(self.source):
             self.store = None
@@ -416,13 +425,13 @@ class AgentContext:
 
     @contextmanager
     def invoke(self, invocation: Invocation) -> Iterator[None]:
-        """Run a hook or command inside: its commits name the agent as their actor, unless another actor is set."""
+        """Run a hook or command inside `with`: commits get the agent as their actor, unless another actor is set."""
         with inside(invocation), acting_by_default(self.persistent_id):
             yield
 
     @contextmanager
     def command(self) -> Iterator[None]:
-        """Count the command that runs inside; the agent's end waits for it."""
+        """Count the command that runs inside `with`; the agent's end waits for it."""
         with self._mutex:
             self._commands += 1
         try:
@@ -480,7 +489,7 @@ class AgentContext:
             await services.initialize(record, self.persistent_id, made)
 
     def with_defaults(self, handle: Handle, defaults: Defaults) -> Handle:
-        """The handle; it gives the default for a field that cannot be read, and logs a warning."""
+        """A handle that returns the default for a field that cannot be read, and logs a warning."""
 
         def stand_in(error: CorruptState, field: str, default: Any) -> Any:
             self.log_unreadable(error, handle.ref.text, field)
@@ -496,7 +505,7 @@ class AgentContext:
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """A conversation, with its last state if it was deleted, and the folder that a command was called from.
+    """The running hook or command: its conversation (or the deleted one's last state), and a command's folder.
 
     `runner` runs the hook; it is None for a command that no hook called.
     """
@@ -512,13 +521,13 @@ _present: ContextVar[Invocation] = ContextVar("distributed_state_invocation", de
 
 
 def present() -> Invocation:
-    """The innermost hook or command that the caller runs in; NONE outside."""
+    """The innermost hook or command in which the caller runs; NONE outside of hooks and commands."""
     return _present.get()
 
 
 @contextmanager
 def inside(invocation: Invocation) -> Iterator[None]:
-    """Make it the present invocation until the end of `with`."""
+    """Make this the present invocation until the end of `with`."""
     token = _present.set(invocation)
     try:
         yield

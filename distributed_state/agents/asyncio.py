@@ -1,4 +1,6 @@
-"""Agents and their host for asyncio code; the blocking ones are generated from this. Law: only waiting differs.
+"""Agents and their host for asyncio code; the blocking API is generated from this.
+
+Law: the APIs differ only in waiting.
 
 The common logic is in BaseAgent, and in the HostRun that a host creates each time it runs its agents.
 
@@ -42,7 +44,7 @@ class AsyncAgent(BaseAgent):
             await agent.run_command("add", {"note": "milk"}, conversation_id="c1")
 
     `store` is an AsyncStateStore, or a function that opens one, which is then closed at the end; by default it is
-    opened as the settings in the environment say. Hooks, commands and `main_loop` are `async def`; plain ones run in a
+    opened from the environment's settings. Hooks, commands and `main_loop` are `async def`; plain functions run in a
     thread and cannot use the store there.
     """
 
@@ -67,7 +69,7 @@ class AsyncAgent(BaseAgent):
         return await self._context.running_host.wait(self.name, seconds)
 
     async def run(self) -> None:
-        """Run alone in this process until `main_loop` returns or SIGTERM or SIGINT arrives: see AsyncHost.run."""
+        """Run only this agent, until `main_loop` returns or SIGTERM or SIGINT arrives: see AsyncHost.run."""
         await AsyncHost(self).run()
 
     async def __aenter__(self) -> Self:
@@ -90,9 +92,9 @@ class AsyncAgent(BaseAgent):
     ) -> Any:
         """Run a command on a conversation, by default the current one, and return its result.
 
-        `get_invocation_directory` returns `directory` there. `progress(text, fields)` receives the command's reports,
-        in the thread that runs the command. Raises NotFound, InvalidValue for wrong arguments, and CommandFailed if the
-        command raised; errors of the store are raised unchanged.
+        In the command `get_invocation_directory` returns `directory`. `progress(text, fields)` receives the command's
+        reports, in the thread that runs the command. Raises NotFound, InvalidValue for wrong arguments, and
+        CommandFailed if the command raised; errors of the store are raised unchanged.
         """
         return await self._run_command(name, args, conversation_id, directory, progress)
 
@@ -121,7 +123,7 @@ log = logging.getLogger(__name__)
 
 
 class AsyncHost:
-    """Runs one or several agents of one store in this process: `async with AsyncHost(a, b)`, or `await host.run()`.
+    """Runs one or more agents of one store in this process: `async with AsyncHost(a, b)`, or `await host.run()`.
 
     Example::
 
@@ -210,5 +212,5 @@ async def _opened(source: StoreSource) -> Store:
     if not callable(source):
         return source
     found = source()
-    # A blocking store is open when it is created, an asyncio one after it was awaited.
+    # A blocking store is open when it is created, an asyncio store once it was awaited.
     return await found if isinstance(found, Awaitable) else found

@@ -1,4 +1,4 @@
-"""The last state of a deleted conversation. Law: it is read from history once, and nothing changes it.
+"""The last state of a deleted conversation. Law: it is read from history once, and never changes.
 
 Design: section 12.
 """

@@ -1,4 +1,6 @@
-"""The hooks that an event runs in a process's agents, and changes of their configs. Law: no hook stops the next one.
+"""Runs the hooks of a process's agents for events, and updates their configs.
+
+Law: a failed hook does not stop the next.
 
 Events about a client (its conversation, its agent, its folder) reach the agents that follow this client, and those that
 follow no particular client. A client has one agent at a time.
@@ -29,11 +31,11 @@ from distributed_state.store.services import StoreServices
 from distributed_state.values.model import Ref
 
 RECORD = Ref("app", config.RECORD)
-_WATCH_EVERY = 0.0 if HAS_RELOAD else 5.0  # by default; with SIGHUP the file need not be polled
+_WATCH_EVERY = 0.0 if HAS_RELOAD else 5.0  # the default: with SIGHUP the file need not be polled
 
 
 class Dispatcher:
-    """Runs the hooks for an event, and updates the agents' context: each client's conversation and agent."""
+    """Runs the hooks for an event, and updates the contexts of the agents: each client's conversation and agent."""
 
     def __init__(
         self, agents: Sequence[BaseAgent], services: StoreServices, runner: HookRunner, configs: ConfigUpdates
@@ -44,7 +46,7 @@ class Dispatcher:
         self._runner = runner
         self._configs = configs
         self._reached: dict[str, str] = {}  # by partition
-        self._deleting: set[str] = set()  # deleted by this replica: their hooks have already run
+        self._deleting: set[str] = set()  # conversations that this replica deletes, whose hooks have already run
         self._handlers = {
             "conversation.created": self._created,
             "conversation.cleared": self._created,
@@ -58,7 +60,7 @@ class Dispatcher:
         }
 
     async def dispatch(self, event: Event) -> None:
-        """Run the agents' hooks for an event; `on_event` if its type has no hook."""
+        """Run the agents' hooks for an event, or `on_event` if its type has no hook of its own."""
         lag = max(0.0, await self._services.store.time() - event.time)
         for agent in self._agents if event.time else ():
             agent.agent_context.lag = lag
@@ -148,7 +150,7 @@ class Dispatcher:
 
     def _last_state(self, agent: BaseAgent, event: Event, session: AsyncSession) -> AsyncLastState | LastState:
         warn = partial(agent.agent_context.log_unreadable, record=event.subject, field="*")
-        # The tombstone is the last version; the deleted state is the version before it.
+        # The last version is the tombstone, the version before it the deleted state.
         found = AsyncLastState(session, event.version - 1, warn)
         return found if self._port.suspends else LastState(found)
 
@@ -167,7 +169,8 @@ class Dispatcher:
         id = _text(event, "conversation_id")
         meant = _text(event, "agent")
         concerned = [agent for agent in self._concerned(event) if meant in ("", agent.name)]
-        # A client has one agent, and the emitter of a switch may not know it: name the one that the client had here.
+        # A client has one agent. The publisher of a switch may not know the previous one, so the one known here is
+        # named.
         had = [a.name for a in concerned if client in a.agent_context.active_for and a.name != after]
         before = before or next(iter(had), before)
         for agent in concerned:
@@ -300,7 +303,7 @@ class ConfigUpdates:
 
     async def _of_fleet(self) -> Given:
         record = self._services.store.app(RECORD.id)
-        # Read the version first: with a later version, a config that was set in between would never be taken.
+        # Read the version before the config: otherwise a config that is set in between would never be taken.
         version = await record.version(fresh=True)
         return Given(version, await record.get_all(fresh=True))
 

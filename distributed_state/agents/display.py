@@ -1,4 +1,4 @@
-"""An agent's display: prompt, sections, log, figures. Law: values are immutable and replaced whole, for any reader.
+"""An agent's display: prompt, sections, log, figures. Law: values are immutable and replaced as a whole.
 
 Figures are read only on request.
 
@@ -152,7 +152,7 @@ class Status:
         return asdict(self)
 
     def warnings(self, limits: Limits) -> Iterator[tuple[str, str, float, float]]:
-        """Each figure beyond its limit: a description of the problem, the figure's name, its value, its limit."""
+        """For each figure beyond its limit: a description of the problem, the figure's name, its value, its limit."""
         if self.error_rate > limits.error_rate:
             yield "high error rate", "error_rate", self.error_rate, limits.error_rate
         if self.queue_size > limits.queue_size:
@@ -174,7 +174,7 @@ class Limits:
 
 
 def memory_mb() -> float:
-    """The memory of this process now; its peak where only that is known; else 0."""
+    """This process's present memory, its peak where only that is known, else 0."""
     with suppress(OSError, ValueError, IndexError), open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / MB
     try:

@@ -1,4 +1,4 @@
-"""The hooks and commands of an agent, and how they are called. Law: a function gets the parameters that it names.
+"""The hooks and commands of an agent, and how they are called. Law: a function gets only the parameters that it has.
 
 Every hook is optional. A command runs only with the arguments that it declares.
 
@@ -24,8 +24,9 @@ class Hooks:
 
     Hooks of one replica run one after another, in the order of the events. "Everywhere" below means on each replica
     that runs the agent. A hook that raises is logged with its event and does not stop the rest; a hook that takes
-    longer than `slow_hook` seconds is logged. A hook of an event or a conversation that raises Unavailable, because
-    Redis or SQL was down for longer than `retry_for`, runs at most three times: it must tolerate that.
+    longer than `slow_hook` seconds is logged. A hook for an event or a conversation that raises Unavailable, because
+    Redis or SQL was down for longer than `retry_for`, is repeated, and runs at most three times: it must tolerate
+    repetition.
     """
 
     def initialize(self) -> Any:
@@ -41,32 +42,35 @@ class Hooks:
         """
 
     def on_new_conversation(self, conversation_id: str, is_clear: bool) -> Any:
-        """A conversation was created or cleared. Everywhere; its defaults are already set, once for the fleet."""
+        """A conversation was created or cleared. Runs everywhere; its defaults are already set, once for the fleet."""
 
     def on_conversation_switched(self, conversation_id: str, previous_id: str, message_count: int) -> Any:
-        """A client switched to a conversation, which may be unknown here. Everywhere. `previous_id` may be ""."""
+        """A client switched to a conversation, which may be unknown here. Runs everywhere. `previous_id` may be ""."""
 
     def on_conversation_deleted(self, conversation_id: str) -> Any:
         """A conversation is deleted. The deleting replica runs this before the deletion, other replicas after it.
 
-        After an expiry, every replica runs it afterwards. `self.conversation` has the last state in each case. Put work
-        that is done once for the fleet in a group's handler: `store.on("conversation.deleted", ..., group="cleaners")`.
+        After an expiry, every replica runs it. `self.conversation` has the last state in each case. Work that is done
+        once for the fleet belongs in a handler of a group: `store.on("conversation.deleted", ..., group="cleaners")`.
         """
 
     def on_agent_activated(self, previous_agent: str | None, conversation_id: str) -> Any:
-        """A client chose this agent. Everywhere; `previous_agent` may be "" or None, `conversation_id` ""."""
+        """A client activated this agent. Runs everywhere; `previous_agent` may be "" or None, `conversation_id` ""."""
 
     def on_agent_deactivated(self, next_agent: str | None) -> Any:
-        """A client left this agent, perhaps for another one. Everywhere; before the other is activated."""
+        """A client left this agent, perhaps for another one.
+
+        Runs everywhere, before the other agent's `on_agent_activated`.
+        """
 
     def on_invocation_directory_changed(self, old_path: str, new_path: str) -> Any:
-        """A client's user now works from another folder. Everywhere."""
+        """A client's user now works in another folder. Runs everywhere."""
 
     def on_config_update(self, *given: Any, **named: Any) -> Any:
-        """The config changed. Take `config`, or also `changed`, the set of names whose values differ."""
+        """The config changed. Parameters: `config`, and optionally `changed`, the set of names whose values differ."""
 
     def on_status(self, *given: Any, **named: Any) -> Any:
-        """The status was requested, by SIGUSR1 or `status()`. The figures, `status`, are already logged."""
+        """The status was requested, by SIGUSR1 or `status()`. `status` has the figures, which are already logged."""
 
     def on_resync(self, event: Event) -> Any:
         """This replica missed more events than the fleet keeps. The conversation and config were read again."""
@@ -78,10 +82,10 @@ class Hooks:
         """The process is about to end; running work has finished. State need not be saved: every write was a commit."""
 
     def cleanup(self) -> Any:
-        """The last thing: close what `initialize` opened."""
+        """Runs last: close the resources that `initialize` opened."""
 
 
-# The parameters of these two hooks; an agent receives those it names. The other hooks' are in their signatures.
+# The parameters of these two hooks, which may have some or all of them. The other hooks have those of their signatures.
 GIVEN = {"on_config_update": ("config", "changed"), "on_status": ("status",)}
 
 
@@ -91,7 +95,7 @@ def is_defined(agent: Hooks, hook: str) -> bool:
 
 
 def check(agent: Hooks) -> None:
-    """Raise ConfigurationError for a hook with more parameters than it can be given."""
+    """Raise ConfigurationError for a hook that requires parameters which it cannot get."""
     for name, default in vars(Hooks).items():
         if not name.startswith("_"):
             given = GIVEN.get(name) or tuple(inspect.signature(default).parameters)[1:]
@@ -103,7 +107,7 @@ def check(agent: Hooks) -> None:
 
 
 def binding(function: Callable[..., Any], given: Mapping[str, Any]) -> Callable[[], Any]:
-    """The call of a function with the values of `given` that it names; its other parameters get the rest in order.
+    """Bind the values of `given` to a function's parameters by name; other parameters get the rest in order.
 
     Raises TypeError if it requires more.
     """
@@ -170,7 +174,7 @@ class CommandArgument:
 
     def check(self, value: Any) -> Any:
         """Return the value if it has the type. Raises InvalidValue."""
-        # In Python a bool is an int; for callers of a command it is not.
+        # In Python a bool is an int; in the arguments of a command it is not.
         if not isinstance(value, _TYPES[self.type]) or (isinstance(value, bool) and self.type != "boolean"):
             raise InvalidValue(f"argument {self.name!r} is of type {self.type}, not {type(value).__name__}")
         return value
@@ -191,7 +195,7 @@ class Command:
         return {"name": self.name, "description": self.description, "arguments": arguments}
 
     def read(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The arguments, checked, with defaults filled in. Raises InvalidValue that names the wrong one."""
+        """The arguments, checked, with defaults filled in. Raises InvalidValue, which names the wrong one."""
         if given is not None and not isinstance(given, Mapping):
             raise InvalidValue(f"{self.name}: the arguments are an object, not a {type(given).__name__}")
         values = dict(given or {})

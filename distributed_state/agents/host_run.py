@@ -1,8 +1,8 @@
-"""One run of a host's agents: configs, defaults, hooks, events, signals, the end. Law: started work is finished.
+"""One run of a host's agents: configs, defaults, hooks, events, signals, shutdown. Law: work that started is finished.
 
 All hooks of a process except `main_loop` run in one thread (one task under asyncio), including those for signals. An
-exception of a `main_loop` is logged at once and raised where the agents end: it ends `run()`, but not the body of a
-`with`. The end takes a limited time. An agent's figures are gathered on request; heartbeats carry a summary.
+exception of a `main_loop` is logged at once and raised when the agents have ended: it ends `run()`, but not the body of
+a `with`. Shutdown takes a limited time. An agent's figures are gathered on request; heartbeats contain a summary.
 
 Design: section 12.
 """
@@ -26,14 +26,14 @@ from distributed_state.store.services import Store, StoreServices
 from distributed_state.values.model import Ref
 
 log = logging.getLogger(__name__)
-_TAKEN_OVER = 100  # events in the worker's inbox, waiting for hooks; the others wait in the subscription
+_TAKEN_OVER = 100  # events that wait for hooks in the worker's inbox; further ones wait in the subscription
 _LOOK_EVERY = 1.0  # seconds
 _BEFORE_DELETION = 10.0
 _LONG = ("system_prompt", "sections", "commands")  # left out of a heartbeat that would be too large
 
 
 class HostRun:
-    """From the opening of the agents' store to its closing."""
+    """The agents' run, from the opening of their store to its closing."""
 
     def __init__(self, agents: Sequence[BaseAgent], store: Store) -> None:
         self._agents = agents
@@ -90,7 +90,7 @@ class HostRun:
         self.events = self._services.store.events("*", since=self._agents[0].agent_context.since)
         await self.events.__aenter__()
         await self._dispatcher.reach(self.events.position)
-        # No later event announces a config that was set while `initialize` ran.
+        # A config that was set while `initialize` ran is not announced by a later event.
         await self._worker.do(partial(self._configs.catch_up, self._agents))
         self._services.add_deletion_hook(self._before_deletion)
         self._spawn(partial(self._read, self.events), "agents' events")
@@ -119,7 +119,7 @@ class HostRun:
                 continue
             if event is not None:
                 self._worker.add(event)
-                if event.partition < 0:  # a resync: events continue after the gap once its hooks have run
+                if event.partition < 0:  # a resync: after its hooks have run, events continue after the gap
                     self._worker.add_task(partial(self._dispatcher.reach, events.position))
             self._notice_hanging()
             while self._worker.waiting > _TAKEN_OVER:
@@ -135,7 +135,10 @@ class HostRun:
                 log.error("%s has been running for %s s, and %d events wait for it", name, limit, self.waiting)
 
     def _waits(self) -> bool:
-        """Whether the caller can wait for the hooks: not in a forked child, nor while blocking the loop they need."""
+        """Whether the caller can wait for the hooks.
+
+        It cannot in a forked child, or while it blocks their event loop.
+        """
         return self._services.port is self._port and not self._port.holds_up(self._here)
 
     async def _before_deletion(self, ref: Ref) -> None:
@@ -204,8 +207,8 @@ class HostRun:
     async def close(self, error: BaseException | None) -> None:
         """End the agents, close a store opened for the run, and raise the exception of a failed `main_loop`.
 
-        It is not raised if `error` is already being raised. The end finishes running work, runs `on_shutdown` and
-        `cleanup`, and archives unarchived commits.
+        The exception is dropped if `error` is already being raised. Closing finishes running work, runs `on_shutdown`
+        and `cleanup`, and archives unarchived commits.
         """
         try:
             await self._end()
@@ -309,7 +312,7 @@ class Heartbeat:
         self._announced: list[dict[str, Any]] = []
 
     def update(self) -> None:
-        """Announce what the agents show, if it changed; the long parts are left out if it is too large. No I/O."""
+        """Announce what the agents display, if it changed; the long parts are left out if it is too large. No I/O."""
         shown = [each.shown for each in self._agents]
         if shown == self._announced:
             return

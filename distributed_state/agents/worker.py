@@ -1,9 +1,9 @@
-"""The threads or tasks that run a host's agents, and their end. Law: one hook at a time, in the order of events.
+"""The threads or tasks that run a host's agents, and their shutdown. Law: one hook at a time, in the order of events.
 
-All hooks run in the `Worker`, for events and for requests between them. `HookRunner` runs a single hook: an exception
-is logged and counted, and does not keep other hooks from running; `running` names the current hook, so that a hanging
-one is noticed. `MainLoops` has a thread or task for each `main_loop`; a failure ends the run. `Shutdown` holds the
-deadline for all of that; work that still runs then is abandoned.
+All hooks run in the `Worker`, which handles events, and requests between events. `HookRunner` runs a single hook: an
+exception is logged and counted, and does not keep other hooks from running; `running` names the current hook, so that a
+hanging one is noticed. `MainLoops` has a thread or task for each `main_loop`; a failure ends the run. `Shutdown` holds
+the deadline for this work; work that runs longer is abandoned.
 
 Design: section 12.
 """
@@ -29,13 +29,16 @@ from distributed_state.values.model import log_fields
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_LOOK_EVERY = 1.0  # seconds, when nothing comes
+_LOOK_EVERY = 1.0  # seconds, while the inbox is empty
 _ATTEMPTS = 3
-_LAST_WORK = 5.0  # seconds that the end's hooks and the archive get, even after the deadline
+_LAST_WORK = 5.0  # seconds for the hooks of the shutdown and for archiving, even after the deadline
 
 
 class Worker:
-    """Takes events and tasks from its inbox. `after_each` is called after every one, `when_idle` when there is none."""
+    """Takes events and tasks from its inbox.
+
+    Calls `after_each` after each of them, `when_idle` while the inbox is empty.
+    """
 
     def __init__(
         self,
@@ -76,9 +79,9 @@ class Worker:
         return task
 
     async def do(self, work: Callable[[], Awaitable[Any]], *, limit: float | None = None, urgent: bool = False) -> Any:
-        """Have work done, and return its result; None if it took longer than `limit`.
+        """Have work done by the worker, and return its result; None if it takes longer than `limit`.
 
-        Without a limit, the wait is given up when the agents have to end.
+        Without a limit, the call waits at most until the agents have to end.
         """
         task = self.add_task(work, urgent=urgent)
         began = self._port.monotonic()
@@ -123,7 +126,7 @@ class Worker:
             # SystemExit ends the program as usual; raised in a thread, it would go unnoticed.
             self._shutdown.fail(error)
             self._stop()
-        except Exception:  # the next event is not to blame
+        except Exception:  # the next event may succeed
             about = log_fields(event.subject)
             log.exception("event %s of type %s could not be handled", event.id, event.type, extra=about)
 
@@ -141,14 +144,14 @@ class Task:
         """Do the work, and keep its result or exception for the waiting caller."""
         try:
             self.result = await self._work()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - raised where it is waited for
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - raised in the caller that waits
             self.error = error
         finally:
             self.done.set()
 
 
 class HookRunner:
-    """Runs hooks one at a time, by the port of the host that runs the agents."""
+    """Runs hooks one at a time, on the port of the agents' host."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
@@ -215,7 +218,7 @@ class HookRunner:
             await call(self._port, getattr(agent, name), arguments)
 
     def calls_us(self) -> bool:
-        """Whether the caller is one of these hooks: it would wait for ever for the turn of another hook."""
+        """Whether the caller is one of these hooks, which would wait forever for another hook to run."""
         return present().runner is self
 
 
@@ -324,7 +327,7 @@ class Shutdown:
             self.requested = True
 
     def fail(self, error: BaseException) -> None:
-        """Keep the exception to raise at the end: the first failure, which may have caused the others."""
+        """Keep the first failure, which may have caused the later ones, to raise it at the end."""
         self.failure = self.failure or error
 
     @property

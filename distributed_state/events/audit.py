@@ -1,4 +1,4 @@
-"""The audit trail: events in SQL. Law: a call finds all events published before it, or it fails.
+"""The audit trail: events in SQL. Law: a call finds all events published before it, or raises.
 
 Design: section 12.
 """
@@ -23,7 +23,7 @@ _FOREVER_MS = 2**53
 
 
 def about(conversation: str | None, subject: str | Ref | None) -> tuple[Ref | None, str | None]:
-    """The requested record, if it is one, and its text."""
+    """The record that the query is about (None for another subject), and the subject's text."""
     if conversation is not None:
         if subject is not None:
             raise InvalidValue(f"conversation {conversation!r:.80} or subject {subject!r:.80}: give one of them")
@@ -79,7 +79,7 @@ def _place(cursor: Any) -> tuple[int, int, str, int]:
 
 
 def event_of(record_codec: Codec, row: Happened) -> Event:
-    """Convert an archived event to the one that users see."""
+    """Convert an archived event to its public form."""
     data = codec.decode(record_codec.open_event(row.data, row.type, row.id), "data")
     if not isinstance(data, dict):
         raise CorruptState(f"event {row.id}: its data is not an object", field="data", data=row.data)

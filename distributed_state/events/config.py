@@ -1,4 +1,4 @@
-"""The configuration of an agent, from a file or from the fleet. Law: a broken one never replaces a good one.
+"""The configuration of an agent, from a file or from the fleet. Law: an invalid config never replaces a valid one.
 
 The fleet's configuration is stored in a record and read from there. The event names the changed settings, without their
 values, because events reach more readers than records do.
@@ -38,7 +38,7 @@ def field_of(agent: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A config that was given to the whole fleet. `time` is in seconds since 1970, `version` is the record's."""
+    """A config for the whole fleet. `time` is in seconds since 1970, `version` is that of its record."""
 
     config: dict[str, Any]
     time: float
@@ -46,7 +46,7 @@ class Spread:
 
 
 def newest(fields: Mapping[str, Any], agent: str, version: int) -> Spread | None:
-    """The fleet's latest config that concerns this agent."""
+    """The fleet's latest config for this agent."""
     found = [_spread(fields.get(name), version) for name in (field_of(""), field_of(agent))]
     return max(filter(None, found), key=lambda each: each.time, default=None)
 
@@ -74,7 +74,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = Path(path)
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # an impossible file name is a ValueError
+    except (OSError, ValueError) as error:  # an invalid file name raises ValueError
         raise ConfigurationError(f"{str(file)!r}: cannot be read: {error}") from error
     try:
         found = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
@@ -110,7 +110,7 @@ def _object(found: Any, place: str) -> dict[str, Any]:
 
 
 def part_of(found: dict[str, Any], agent: str) -> dict[str, Any]:
-    """The part for one agent: all of it, or the agent's entry under `agents`, merged over the rest.
+    """One agent's part of a config: the config itself, or with `agents` the agent's entry there merged over the rest.
 
     `agents` is a mapping by name, or a list of objects with a `name`.
     """
@@ -133,7 +133,7 @@ class Config:
         self._path = Path(absolute(os.fspath(source))) if isinstance(source, (str, os.PathLike)) else None
         self._given = None if source is None or self._path else of_fleet(source)
         self._raw: dict[str, Any] = {}
-        self._file: dict[str, Any] | None = None  # as last read, good or not
+        self._file: dict[str, Any] | None = None  # as last read, valid or not
         self._seen: tuple[float, int] | None = None
         self._version = 0
         self._time = 0.0
@@ -158,9 +158,11 @@ class Config:
         self._put(self._given or {})
 
     def reload(self) -> set[str]:
-        """Read the file again; the names whose values changed. Raises ConfigurationError, and then nothing changed.
+        """Read the file again and return the names whose values changed.
 
-        An unmodified file changes nothing, even if the fleet received another config since.
+        After a ConfigurationError nothing has changed.
+
+        An unmodified file has no effect, even if the fleet received another config since.
         """
         if self._path is None:
             return set()
@@ -172,7 +174,7 @@ class Config:
         return self._put(found)
 
     def take(self, spread: Spread) -> set[str]:
-        """Take the fleet's config if it is newer than the current one; the names whose values changed."""
+        """Take the fleet's config if it is newer than the current one; returns the names whose values changed."""
         if spread.version <= self._version:
             return set()
         # The record also changes for other agents: a known config is not taken again over a newer file.
@@ -213,5 +215,5 @@ def _differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
 
 
 def _value(raw: dict[str, Any], name: str) -> bytes | None:
-    # As text, because 1, 1.0 and True are equal in Python.
+    # Compared as text, because 1, 1.0 and True are equal in Python.
     return codec.encode(raw[name], name) if name in raw else None

@@ -1,8 +1,8 @@
 """A stream of events for one consumer. Law: one event at a time, in order for each conversation.
 
-Consumers may share the events as a group: one member handles each partition, and Redis keeps its position. A member
-that takes too long for one event loses its partitions, with that event, to the others: the event may be handled twice,
-but a handler that hangs does not block the group.
+Consumers may share the events as a group: one member handles each partition, and Redis keeps its position. Other
+members take over the partitions of a member that takes too long for one event: that event may be handled twice, but a
+handler that hangs does not block the group.
 
 Design: section 12.
 """
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 _TEAM_SECONDS = 6.0
 _TOGETHER = 64
 _SAVE_EVERY = 0.5
-_NOTED_AGAIN = 60.0  # seconds after which live members have saved their group's position again
+_NOTED_AGAIN = 60.0  # seconds within which live members save their group's position again
 
 
 @bounded()
@@ -41,9 +41,8 @@ class AsyncEvents:
             while (event := await events.next(timeout=0.5)) is not None:
                 print(event.type, event.conversation_id)
 
-    `async for event in events` waits without limit. Listening starts when it is entered, or at the first `next`, and
-    ends with that task's event loop. An event of type `resync` reports that some events were missed: reload cached
-    data.
+    `async for event in events` waits without limit. The stream starts when it is entered, or at the first `next`, and
+    ends with that task's event loop. An event of type `resync` means that some events were missed: reload cached data.
     """
 
     def __init__(self, tiers: Tiers, types: Iterable[str], group: str | None, since: str | None) -> None:
@@ -57,7 +56,7 @@ class AsyncEvents:
         self._joined = False
 
     async def join(self) -> None:
-        """Start listening. Later events are not missed."""
+        """Start the stream: all later events are received."""
         if self._joined:
             return
         await self._tiers.warm.patiently(self._begin)
@@ -73,8 +72,8 @@ class AsyncEvents:
     async def next(self, timeout: float | None = None) -> Event | None:
         """Wait for the next event; None after `timeout` seconds without one, or when the events were closed.
 
-        Without `timeout` it waits without limit. Asking for the next event confirms that the previous one was handled,
-        and a group saves that. Raises InvalidValue for an invalid timeout.
+        Without `timeout` it waits without limit. A call confirms that the previous event was handled; a group saves
+        that. Raises InvalidValue for an invalid timeout.
         """
         if timeout is not None and (
             isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout
@@ -118,7 +117,7 @@ class AsyncEvents:
 
     @property
     def waiting(self) -> int:
-        """How many events have arrived and were not returned yet."""
+        """The number of events that have arrived and were not returned yet."""
         return len(self._subscription)
 
     def count_in(self, buffer: Buffer) -> None:
@@ -126,11 +125,11 @@ class AsyncEvents:
         self._subscription.buffer = buffer
 
     def end(self) -> None:
-        """Make `next` return None, also to a caller that waits."""
+        """Make `next` return None, also in a call that is waiting."""
         self._subscription.close()
 
     def leave(self) -> bool:
-        """Stop receiving events; a group's partitions lapse. Returns whether it was listening."""
+        """Stop receiving events; a group's partitions lapse. Returns whether events were received until now."""
         self.end()
         joined, self._joined = self._joined, False
         if joined:
@@ -138,7 +137,7 @@ class AsyncEvents:
         return joined
 
     async def close(self, *, handled: bool = True) -> None:
-        """Stop listening. For a group, `handled` says whether the last returned event was handled."""
+        """End the stream. For a group, `handled` says whether the last returned event was handled."""
         if self.leave() and self._group is not None:
             await self._group.leave(None if handled else self._current)
 
@@ -181,7 +180,7 @@ class Group:
         self._limit = tiers.settings.handler_timeout
         self._saved: dict[int, Position] = {}
         self._handed: tuple[float, Waiting] | None = None  # the event being handled, and since when
-        # If that took too long: the positions before and after the event. None: it did not.
+        # the positions before and after the event if it took too long, else None
         self._overdue: dict[int, tuple[Position, Position]] | None = None
         self._leaving: set[int] = set()
         self._left: set[int] = set()
@@ -203,10 +202,10 @@ class Group:
         self._job = port.spawn_here(self._run, "distributed-state-group")
 
     async def _lost(self, begin: dict[int, Position]) -> dict[int, Position]:
-        """Where a group starts if Redis may just have lost its position: as early as possible, with a resync.
+        """The start of a group whose position Redis may just have lost: as early as possible, with a resync.
 
-        *A server lost the position of a group with members. Before one of them saved it again, another member joined
-        and took the group for a new one that starts now, so events written in between were not handled.*
+        *A server lost the position of a group with members. Before a member saved it again, a new member joined; it
+        treated the group as new and started it at the present, so earlier events were not handled.*
         """
         tiers = self._tiers
         if tiers.settings.url is None:
@@ -244,7 +243,8 @@ class Group:
             self._handed = None
             late = self._overdue
         if late is not None:
-            # Saved even if late, unless another member is past it; otherwise one slow event would circulate for ever.
+            # Saved even if late, unless another member is further; otherwise a slow event would be handled again and
+            # again.
             calls = [
                 (self._tiers.keys.group(at, self._name), str(behind).encode(), str(before).encode())
                 for at, (before, behind) in late.items()
@@ -253,7 +253,7 @@ class Group:
             self._overdue = None
 
     async def _lapse(self) -> None:
-        """If the consumer takes too long, leave its partitions to the other members until it is done."""
+        """If the consumer takes too long for its event, leave its partitions to other members until it is done."""
         with self._mutex:
             if self._handed is None or self._overdue is not None:
                 return
@@ -268,7 +268,7 @@ class Group:
         await self._assignment.leave()
 
     async def _hold(self) -> None:
-        """Take or renew our partitions. Excess ones are given back when the consumer has handled its event."""
+        """Take or renew this member's partitions. Excess ones are released when the consumer has handled its event."""
         await self._assignment.hold()
         with self._mutex:
             left = self._left
@@ -290,7 +290,7 @@ class Group:
             return
         names = [self._tiers.keys.group(at, self._name)[1] for at in gained]
         answers = await self._tiers.port.exchange([(b"GET", name) for name in names])
-        # Without an answer nothing is known: a partition whose server is down starts when the server is back.
+        # A partition whose server does not answer starts when the server is back.
         found = {
             at: None if answer is None else Position.parse(answer)
             for at, answer in zip(gained, answers, strict=True)
@@ -303,8 +303,8 @@ class Group:
             self._saved.update(positions)
         self._subscription.assign(positions)
         if emptied:
-            # The position was written when the group started: if it is gone, Redis was emptied, and the events are gone
-            # too.
+            # The position was written when the group started: if it is missing, Redis was emptied, and the events were
+            # lost too.
             self._subscription.lose({at: (positions[at], positions[at]) for at in emptied}, "epoch")
         self._tiers.consumers.stir(positions)
 
@@ -317,7 +317,7 @@ class Group:
                     self._saved.pop(each, None)
 
     async def save(self, current: Waiting | None, *, now: bool = False) -> None:
-        """Save our position from time to time; `current` is still being handled."""
+        """Save the group's position from time to time; `current` is still being handled."""
         with self._mutex:
             leaving = self._leaving
             self._leaving = set()
@@ -344,18 +344,18 @@ class Group:
             with self._mutex:
                 self._left |= leaving
         if over:
-            # Paused or cut off: another member may have taken over. Partitions that are still ours restart at their
-            # position.
+            # After a pause or a lost connection another member may have taken over. Partitions still held restart at
+            # their position.
             self._drop(list(self._saved))
 
     async def leave(self, current: Waiting | None) -> None:
-        """Save our position, and leave the partitions to the others."""
+        """Save the position, and leave the partitions to other members."""
         if self._job is not None:
             await self._job.stop()
             self._job = None
             if current is None:
                 await self.done()
-            # Retried, because unsaved events are handled again. The assignment lapses by itself.
+            # Retried, because events after the saved position are handled again. The assignment itself expires.
             await self._tiers.warm.patiently(lambda: self.save(current, now=True))
             try:
                 await self._assignment.leave()

@@ -1,4 +1,4 @@
-"""Handlers of events, each with a job that passes events to it. Law: a handler that fails or hangs stops no other.
+"""Handlers of events, each with a job that passes events to it. Law: a failed or hanging handler does not stop others.
 
 A handler receives one event at a time, in a task or thread of its own.
 
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 Handler = Callable[[Event], Any | Awaitable[Any]]
 _PATIENCE = 5.0
 _HANGING = 5.0
-# If the caller is a handler: its event, and since when it handles it. Also set in the thread of a plain function.
+# In a handler: its event, and since when it handles that. It is also set in the thread of a plain function.
 _handled: ContextVar[tuple[float, Event] | None] = ContextVar("distributed_state_handled", default=None)
 
 
 def inside() -> bool:
-    """Whether the caller is a handler, which must not wait for calls that wait for handlers."""
+    """Whether the caller is a handler, which must not wait for work that waits for handlers."""
     return _handled.get() is not None
 
 
@@ -64,7 +64,7 @@ class Handling(HandlerWorker):
         self._idle.set()
         self._until = 0.0  # the end of the wait for the event that is being handled
         self._closing = False
-        self._leaves = False  # the job leaves by itself, when its loop goes on
+        self._leaves = False  # the job ends by itself when its event loop continues
         self._all = tiers.handlings
         self._job = port.spawn_here(self._run, f"distributed-state-on-{_name(handler)}"[:60])
 
@@ -74,7 +74,7 @@ class Handling(HandlerWorker):
             if self._leaves:
                 await self._leave()
         except BaseException as error:
-            # Not cancelled by us: its event loop ends, while the store stays open.
+            # Not cancelled by this store: the handler's event loop ends while the store stays open.
             if not isinstance(error, Exception) and not self._closing:
                 self.end()
                 self._events.leave()
@@ -90,7 +90,7 @@ class Handling(HandlerWorker):
                 self.joined.set()
                 event = await self._events.next()
             except CorruptState as error:
-                # No pause before the next event: this one is unreadable because of its data, not of a server.
+                # No pause before the next event: this event is unreadable because of its data, not because of a server.
                 self.failed += 1
                 log.error("%s was not called: %s", _name(self.handler), error)
                 continue
@@ -110,7 +110,7 @@ class Handling(HandlerWorker):
                 continue
             self._idle.clear()
             if self._closing:
-                return  # not idle: it was not handled
+                return  # counts as busy, because the event was not handled
             await self._handle(event)
             self._idle.set()
 
@@ -120,7 +120,7 @@ class Handling(HandlerWorker):
         outer = _handled.set(self._at)
         try:
             await self._call(event)
-        except (Exception, SystemExit):  # SystemExit too: in a thread it would end the handler silently
+        except (Exception, SystemExit):  # also SystemExit, which would end a thread silently
             self.failed += 1
             text = "%s failed on %s %s of %r"
             about = log_fields(event.subject)
@@ -146,7 +146,7 @@ class Handling(HandlerWorker):
             await self._port.thread(self.handler, event)
 
     def _notice_hanging(self) -> None:
-        at = self._at  # read once: the handler goes on meanwhile
+        at = self._at  # read once, because the handler's thread changes it
         if at is not None and at is not self._noticed:
             since, event = at
             took = self._port.monotonic() - since
@@ -182,8 +182,8 @@ class Handling(HandlerWorker):
         """Stop passing events to the handler, and wait briefly for the event that is being handled.
 
         A handler may call this itself, through `off` or by closing the store: its event then counts as handled, and the
-        handler goes on. Blocking code that holds up the handler's event loop does not wait for it; the job ends as soon
-        as the loop goes on.
+        handler continues. Blocking code that runs in the handler's event loop does not wait for the handler; the job
+        ends as soon as the loop continues.
         """
         self.end()
         if self._is_caller():

@@ -1,4 +1,6 @@
-"""The hot tier: this process's cache. Law: it never goes back in time, and answers only while its link lives.
+"""The hot tier: this process's cache.
+
+Law: a record never goes back to an older version, and hot answers only while its link is up.
 
 Design: section 7.
 """

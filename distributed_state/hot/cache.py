@@ -1,11 +1,12 @@
-"""The hot tier: records cached in this process. It never goes back in time.
+"""The hot tier: records cached in this process. Law: a record never goes back to an older version.
 
-A load is a flight, and ends with the `with` block that started it (`Loads`), even if that is interrupted.
+A load under way is called a flight. It ends with the `with` block that started it (`Loads`), even if that is
+interrupted.
 
-An entry is kept only if it was read after its channel was confirmed; from then on every change arrives on that
-channel. Entries answer only while the subscription under which they were read proves that it is up to date
-(`Freshness`). After its end they are put aside, within the same bounds, until the server confirms that they are still
-current (`tiers/refill.py`), or sends the record again.
+An entry is kept only if it was read after the subscription to its channel was confirmed; every later change then
+arrives on that channel. Entries answer only while the subscription under which they were read proves that it is up to
+date (`Freshness`). When the subscription ends, its entries are put aside, within the same bounds, until the server
+confirms that they are still current (`tiers/refill.py`), or sends the record again.
 
 Design: sections 6, 7.
 """
@@ -21,15 +22,15 @@ from distributed_state.port.bodies import Body, leaving
 from distributed_state.values.journal import Operation
 from distributed_state.values.levels import Freshness
 
-_SWEPT = 1000  # records with flights, above which abandoned flights are removed
+_SWEPT = 1000  # number of records with flights above which abandoned flights are removed
 
 
 class Flight:
     """A load in progress. Its result is kept only if nothing newer was published meanwhile.
 
-    - `freshness`: of the subscription under which it started; None: the result is not kept.
+    - `freshness`: that of the subscription under which it started; None: the result is not kept.
     - `open`: whether other readers may join it. `lost`: no answer came.
-    - `floor`: epoch and version of the newest commit seen since it started; an older result is not good enough.
+    - `floor`: epoch and version of the newest commit seen since it started; an older result is not accepted.
     """
 
     __slots__ = ("began", "body", "done", "floor", "freshness", "here", "lost", "open", "result")
@@ -37,10 +38,10 @@ class Flight:
     def __init__(
         self, done: Any, freshness: Freshness | None, open: bool, here: object, body: Body, began: float
     ) -> None:
-        self.began = began  # its result may be as old as this
-        self.body = body  # of its leader: if it ended before the flight landed, the leader was interrupted
+        self.began = began  # the result may be as old as this
+        self.body = body  # the leader's `with` block: if it ended before the flight landed, the leader was interrupted
         self.done = done
-        self.here = here  # the event loop of its leader, whose tasks may join: see `Port.here`
+        self.here = here  # the leader's event loop, whose tasks may join: see `Port.here`
         self.freshness = freshness
         self.open = open
         self.lost = False
@@ -64,7 +65,10 @@ class Loads:
     def take_off(
         self, text: str, *, freshness: Freshness | None, alone: bool, private: bool = False
     ) -> tuple[Flight, bool]:
-        """Join the flight for this record, or start one; True if we lead it. A `private` one cannot be joined."""
+        """Join the flight for this record, or start one and return True as its leader.
+
+        Others cannot join a `private` flight.
+        """
         flight, ours = self._hot.take_off(text, freshness=freshness, alone=alone, private=private, body=self.body)
         if ours:
             self._own.append((text, flight))
@@ -104,7 +108,7 @@ class Hot:
         self._aside: dict[str, CachedRecord] = {}  # evicted from its end
 
     def get(self, text: str) -> CachedRecord | None:
-        """The entry, if hot may answer now."""
+        """The entry, if hot may answer from it now."""
         entry = self.entries.get(text)
         if entry is None or self.clock() >= entry.freshness.good_until:
             self.misses += 1
@@ -114,7 +118,7 @@ class Hot:
         return entry
 
     def known(self, text: str) -> CachedRecord | None:
-        """The copy of a record, even one that may not answer: the server is asked whether it is still current."""
+        """The copy of a record, even if hot may not answer from it: the server is then asked whether it is current."""
         return self.entries.get(text) or self._aside.get(text)
 
     def aside(self, text: str) -> CachedRecord | None:
@@ -123,11 +127,11 @@ class Hot:
         return entry if entry is not None and entry.freshness.over else None
 
     def all_aside(self) -> list[str]:
-        """The records whose copies are aside."""
+        """The records whose copies were put aside."""
         return list(self._aside)
 
     def count(self, known: CachedRecord | None) -> None:
-        """Count a hit if the server confirmed our copy while a turn took its lease; None counts a miss."""
+        """Count a hit if the server confirmed the copy when a turn took its lease; None counts a miss."""
         if known is None:
             self.misses += 1
         else:
@@ -137,7 +141,7 @@ class Hot:
     def take_off(
         self, text: str, *, freshness: Freshness | None, alone: bool, private: bool = False, body: Body | None = None
     ) -> tuple[Flight, bool]:
-        """As `Loads.take_off`; without a body, the flight is led until it lands."""
+        """Like `Loads.take_off`; without a body, the leader leads until the flight lands."""
         here, now = self._port.here(), self.clock()
         with self._mutex:
             if len(self._flights) >= self._swept_at:
@@ -155,7 +159,7 @@ class Hot:
             return flight, True
 
     def _sweep(self) -> None:
-        """Remove flights whose readers were interrupted, of records that were not read again."""
+        """Remove flights whose leaders were interrupted and whose records were not read again."""
         led = ((text, [each for each in flights if each.body.there]) for text, flights in self._flights.items())
         self._flights = {text: flights for text, flights in led if flights}
         self._swept_at = max(_SWEPT, 2 * len(self._flights))
@@ -201,11 +205,14 @@ class Hot:
             self._evicted(each)
 
     def expect(self, text: str, epoch: str, version: int) -> None:
-        """Note that the server has this version: older copies are dropped, and older loads are not good enough."""
+        """Note that the server has this version: older copies are dropped, older results of loads are refused."""
         self.apply(text, epoch, version, None)
 
     def forget(self, text: str) -> None:
-        """Drop one record; results of its flights are not kept either, and later readers do not join them."""
+        """Drop one record.
+
+        The results of its flights are not kept either, and later readers do not join these flights.
+        """
         with self._mutex:
             self._drop(text)
             for flight in self._flights.get(text, ()):
@@ -226,7 +233,7 @@ class Hot:
         with self._mutex:
             lost = {text: entry for text, entry in reversed(self.entries.items()) if entry.freshness.over}
             if lost:
-                # In this order, so that readers without the mutex find each entry in one of the two.
+                # In this order, so that readers without the mutex find each entry in at least one place.
                 self._aside = {text: entry for text, entry in lost.items() if entry.used} | self._aside
                 self.entries = {text: entry for text, entry in self.entries.items() if text not in lost}
                 self.bytes -= sum(entry.size for text, entry in lost.items() if text not in self._aside)
@@ -237,7 +244,7 @@ class Hot:
                         flight.open = False
 
     def clear(self) -> None:
-        """Drop everything; results of flights are not kept either."""
+        """Drop everything. The results of flights are not kept either."""
         with self._mutex:
             self.entries.clear()
             self._aside.clear()
@@ -250,8 +257,8 @@ class Hot:
     def _note_seen(self, text: str, entry: CachedRecord) -> None:
         """Make sure that later readers get this version or a newer one.
 
-        The load of another thread may be sent earlier and arrive later than this one, on another connection. The
-        publication of this version may still be on its way.
+        Another thread's load may have been sent earlier on another connection, and arrive later with an older version.
+        The published message about this version may not have arrived yet.
         """
         for flight in self._flights.get(text, ()):
             epoch, version = flight.floor
@@ -262,11 +269,11 @@ class Hot:
             self._drop(text)
 
     def _keep(self, text: str, entry: CachedRecord, freshness: Freshness | None) -> list[str]:
-        """Keep an entry read under a subscription, unless that has ended or an entry at least as new exists."""
+        """Keep an entry, unless its subscription has ended or hot has an entry that is at least as new."""
         if freshness is None or freshness.over:
             return []
         present = self.entries.get(text)
-        # A copy from an earlier subscription never answers again, so it may be replaced.
+        # Hot never answers from a copy of an earlier subscription, so it may be replaced.
         good = present is not None and not present.freshness.over
         if present is not None and good and present.epoch == entry.epoch and present.version >= entry.version:
             return []
@@ -275,9 +282,10 @@ class Hot:
         return self._put(text, entry)
 
     def _put(self, text: str, entry: CachedRecord) -> list[str]:
-        """Keep an entry without a predecessor here; returns the records that were evicted to make room.
+        """Keep an entry of a record that is not in hot; returns the records that were evicted to make room.
 
-        Entries put aside are evicted first. An entry used since the last pass gets a second chance at the young end.
+        Entries put aside are evicted first. An entry used since the last pass gets a second chance and moves to the
+        young end.
         """
         entry.settle()
         self.entries[text] = entry

@@ -1,7 +1,7 @@
-"""A record as hot keeps it: at one version, and never changed once made. Law: its use of memory is counted.
+"""A cached record: one version, which never changes. Law: its memory is counted.
 
-That is all of the process's memory for it; it is kept compact (`tiers/changes.py`). Nothing in it refers back to it:
-hot takes it off the garbage collector's list, so a cycle would never be freed.
+The count covers all memory that the process uses for the record, which is compact (`tiers/changes.py`). No object in an
+entry refers to the entry: hot removes it from the garbage collector's list, so a cycle would never be freed.
 
 Design: section 7.
 """
@@ -21,7 +21,8 @@ from distributed_state.values.journal import Operation, fold
 from distributed_state.values.levels import UNHEARD
 from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TIMED, is_state
 
-# By index, for a function object of our own: the attribute is shared, and setting its argtypes would affect others.
+# Accessed by index, which makes a separate function object: setting argtypes of the shared attribute would affect
+# others.
 _untrack = ctypes.pythonapi["PyObject_GC_UnTrack"]
 _untrack.argtypes = (ctypes.py_object,)
 _untrack.restype = None
@@ -30,7 +31,7 @@ _untrack.restype = None
 def untrack(*objects: object) -> None:
     """Remove objects from the garbage collector's list; they must not be part of a cycle."""
     for each in objects:
-        # Checked first: for an object that is never tracked, such as bytes, the call would write before its memory.
+        # Checked first: for an object that is never tracked, such as bytes, the call would write outside its memory.
         if is_tracked(each):
             _untrack(each)
 
@@ -38,9 +39,9 @@ def untrack(*objects: object) -> None:
 MISSING: Any = object()
 _KEEP_DECODED = 1024
 _FIXED = (*codec.Scalar, bytes)  # immutable
-_DICTS_ARE_TRACKED = sys.version_info >= (3, 14)  # earlier, dicts of only bytes and numbers are not
-# Measured, in bytes: an entry with its keys, its channel and the listener; a field or a message with its slot; the memo
-# of a value with its name.
+_DICTS_ARE_TRACKED = sys.version_info >= (3, 14)  # before 3.14, dicts of only bytes and numbers are not tracked
+# Measured, in bytes: an entry with its keys, its channel and the listener; a field or a message with its slot; a
+# decoded value that is kept, with its name.
 _ENTRY = 1200
 _PIECE = 150
 _MEMO = 150
@@ -86,7 +87,7 @@ class CachedRecord:
         self.size = self.fields_size + _ENTRY
         if messages:
             self.size += sum(map(len, messages.values())) + _PIECE * len(messages)
-        # When its first field expires. Fields are searched only if the record ever had a deadline.
+        # The time at which the first field expires. Fields are searched only if the record ever had a deadline.
         self.expires = field_ttl.NEVER
         if TIMED in fields:
             self.expires = field_ttl.earliest(fields.values())
@@ -96,7 +97,7 @@ class CachedRecord:
 
     @classmethod
     def read(cls, record_codec: Codec, epoch: str, pairs: Sequence[bytes]) -> CachedRecord:
-        """Build it from the answer of HGETALL."""
+        """Build an entry from the answer of HGETALL."""
         version = 0
         fields = {}
         messages = {}
@@ -124,7 +125,7 @@ class CachedRecord:
             return default
         value = self.codec.decode(data, key)
         small = len(data) <= _KEEP_DECODED and isinstance(value, _FIXED) and not field_ttl.marked(data)
-        # One wide character makes all characters of a text wide, which is more than was counted.
+        # One wide character makes all characters of a text wide, which would take more memory than was counted.
         if small and sys.getsizeof(value) <= len(data) + _MEMO:
             self.values[key] = value
         return value
@@ -136,7 +137,7 @@ class CachedRecord:
         if self._rest is None:
             fields = {name: data for name, data in self.fields.items() if not field_ttl.over(data, now)}
             rest = CachedRecord(self.codec, self.epoch, self.version, fields, self.messages)
-            # Not the record itself, because that would make a cycle.
+            # The record itself is not stored here, because that would make a cycle.
             rest._stored = self._stored
             self._rest = rest
         return self._rest.living(now)
@@ -147,11 +148,11 @@ class CachedRecord:
         return self._stored
 
     def raw(self, name: bytes) -> bytes | None:
-        """The stored bytes of a field, even if it has expired, as a write has to expect them."""
+        """The stored bytes of a field, even if it has expired: a write has to expect these bytes."""
         return self._stored.get(name)
 
     def settle(self) -> None:
-        """Take it off the garbage collector's list: it holds only bytes, numbers, its codec and its freshness."""
+        """Remove the entry from the garbage collector's list: it holds only bytes, numbers, its codec and freshness."""
         untrack(self, self.codec)
         if _DICTS_ARE_TRACKED:
             untrack(self.fields, self.messages, self.values)
@@ -161,16 +162,16 @@ class CachedRecord:
         return field_ttl.split(self.fields.get(name, b""))[0]
 
     def all(self) -> dict[str, Any]:
-        """Every user field, decoded."""
+        """All of the user's fields, decoded."""
         pairs = ((codec.decode_key(name), data) for name, data in self.fields.items() if name[:1] != b"#")
         return {key: self.codec.decode(data, key) for key, data in pairs}
 
     def with_field(self, name: bytes, data: bytes) -> CachedRecord:
-        """The same version with this field added."""
+        """The same version of the record with this field added."""
         return CachedRecord(self.codec, self.epoch, self.version, {**self.fields, name: data}, self.messages)
 
     def after(self, version: int, operations: Sequence[Operation], recent: int) -> CachedRecord:
-        """The next version of this entry."""
+        """The entry for the next version."""
         fields = self.fields.copy()
         fold(fields, operations)
         messages = self.messages
@@ -189,7 +190,7 @@ class CachedRecord:
                 touched.update(self.fields)
         if len(messages) > recent:
             messages = {number: messages[number] for number in sorted(messages)[-recent:]}
-        # Only changes are measured again; otherwise each small change of a record with many fields would be slow.
+        # Only the changes are measured; otherwise each small change of a record with many fields would be slow.
         size = self.fields_size
         if touched:
             size += _size(fields, touched) - _size(self.fields, touched)
