@@ -1,4 +1,4 @@
-"""A store behind its HTTP service. Law: a name has the same meaning as in the direct store, or does not exist.
+"""A store behind its HTTP service. Law: a method means the same as in the direct store, or does not exist.
 
 Design: section 26.
 """

@@ -1,4 +1,4 @@
-"""The work of an operator on a store behind its service. Law: a method is one request.
+"""An operator's work on a store behind its service. Law: a method is one request.
 
 Design: section 26.
 """
@@ -30,12 +30,12 @@ class AsyncRemoteAdmin:
     async def leases(
         self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
     ) -> list[HeldLease]:
-        """List the holders of records, and their waiters; those held longest first."""
+        """List the current leases with their holders and waiters, those held longest first."""
         query = {"scope": scope, "prefix": prefix or None, "limit": limit, "after": after}
         return [values.held_lease(each) for each in (await self._requests.read("/v1/leases", query))["leases"]]
 
     async def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
-        """End the lease with this fencing token, for any holder; False if it is no longer held."""
+        """End the lease with this fencing token, even another holder's; return False if it is no longer held."""
         if type(token) is not int or token < 0:
             raise InvalidValue(f"a lease is named by its fencing token, not {token!r:.80}")
         path = f"{path_of(Ref(scope, id))}/lease/{token}"
@@ -44,7 +44,7 @@ class AsyncRemoteAdmin:
     async def branches(
         self, id: str | None = None, *, scope: str = "session", limit: int = 100, after: str | None = None
     ) -> list[Branch]:
-        """List the branches of a record, or of all records: acknowledged commits that are not continued."""
+        """List the branches of a record, or of all records: acknowledged commits outside their record's history."""
         if id is None:
             found = await self._requests.read("/v1/branches", {"limit": limit, "after": after})
         else:
@@ -52,12 +52,15 @@ class AsyncRemoteAdmin:
         return [values.branch(each) for each in found["branches"]]
 
     async def drop_branch(self, id: str, branch: str, *, scope: str = "session") -> int:
-        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if it is missing."""
+        """Remove a branch permanently, by its id, and return how many commits it had.
+
+        Raises NotFound if it does not exist.
+        """
         path = path_of(Ref(scope, id), "/branches/{}", branch)
         return int((await self._requests.order("DELETE", path))["commits"])
 
     async def compact(self, *, older_than: float = 86_400.0, **others: Never) -> dict[str, int]:
-        """Pack history older than this many seconds, in SQL; counts of records, changes and messages.
+        """Pack history older than this many seconds in SQL; return counts of records, changes and messages.
 
         The service limits a request to 30 s: then Unavailable is raised, and another call continues.
         """

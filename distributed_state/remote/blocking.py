@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class RemoteLease:
-    """A record held alone, from `record.lock()`.
+    """A locked record, from `record.lock()`.
 
     Example::
 
@@ -54,25 +54,25 @@ class RemoteLease:
 
     @property
     def token(self) -> int:
-        """The fencing token, greater for every later holder."""
+        """The fencing token; a later holder's is greater."""
         return self._core.token
 
     @property
     def lost(self) -> bool:
-        """Whether it is known to have ended; writes under it raise Fenced."""
+        """Whether the lease is known to have ended; writes under it then raise Fenced."""
         return self._core.lost
 
     def renew(self) -> bool:
-        """Hold it for another `ttl` seconds; False if it has ended. It is done in the background, too."""
+        """Extend the lease by `ttl` seconds; return False if it has ended. The background work does this too."""
         return finish(self._core.renew())
 
     def acquire(self) -> Self:
-        """Hold the record, or raise LockTimeout after `wait` seconds. Held already by this task: nests."""
+        """Take the lease, or raise LockTimeout after `wait` seconds. If this task holds it already, it nests."""
         finish(self._core.acquire())
         return self
 
     def release(self) -> None:
-        """Give the record back. Has no effect on a lost lease: only its own holder can release it."""
+        """Release the lease. Has no effect on a lost lease, which another holder may have now."""
         finish(self._core.release())
 
     def __enter__(self) -> Self:
@@ -161,7 +161,7 @@ class RemoteItems:
                 page = notes.list(limit=100, after=page.next)
 
         Returns items whose key begins with `prefix` and lies between `after` and `before` (exclusive), the smallest
-        first, or with `reverse` the greatest: then go on with `before=page.next`.
+        first, or with `reverse` the greatest first: then continue with `before=page.next`.
         """
         return finish(
             self._core.list(prefix=prefix, after=after, before=before, limit=limit, reverse=reverse, version=version)
@@ -179,7 +179,7 @@ class RemoteItems:
     ) -> int:
         """Put an item and return the record's new version.
 
-        With `if_absent` or `if_present`, raises Conflict and writes nothing if the item exists, or does not exist.
+        With `if_absent` (or `if_present`), raises Conflict and writes nothing if the item exists (or does not exist).
         """
         return finish(
             self._core.put(key, value, if_absent=if_absent, if_present=if_present, durability=durability, **others)
@@ -195,7 +195,7 @@ class RemoteItems:
     def delete(self, *keys: str, if_present: bool = False, durability: str | None = None, **others: Never) -> int:
         """Delete items in one commit and return the record's new version. A missing item is not an error.
 
-        With `if_present`, raises Conflict and writes nothing if any does not exist.
+        With `if_present`, raises Conflict and writes nothing if one of them does not exist.
         """
         return finish(self._core.delete(*keys, if_present=if_present, durability=durability, **others))
 
@@ -210,8 +210,8 @@ class RemoteRecord:
         visits = user.increment("visits")
         assert user.get_all() == {"language": "nb", "visits": visits}
 
-    Each read asks the service; with `fresh` the service asks Redis as well. Each write is sent again while its reply is
-    lost, and applied once.
+    Each read asks the service; with `fresh` the service asks Redis as well. If the reply of a write is lost, the write
+    is sent again, and still applied only once.
     """
 
     def __init__(self, core: AsyncRemoteRecord) -> None:
@@ -229,7 +229,7 @@ class RemoteRecord:
 
     @property
     def id(self) -> str:
-        """The record's id within its scope; for a new session the one that was generated."""
+        """The record's id within its scope; for a new session, the generated id."""
         return self._core.id
 
     def get(self, key: str, default: Any = None, *, fresh: bool = False, max_staleness: float | None = None) -> Any:
@@ -355,7 +355,7 @@ class RemoteRecord:
         )
 
     def transaction(self, *, durability: str | None = None) -> RemoteTransactionBody:
-        """Change several fields in `with`: they are read at the beginning, and one commit, or Conflict, ends it.
+        """Change several fields inside `with`: read at the beginning, committed together at the end, or Conflict.
 
         Example::
 
@@ -372,15 +372,15 @@ class RemoteRecord:
         return finish(self._core.apply(change, durability=durability, **others))
 
     def lock(self, *, wait: float = 5.0, ttl: float = 30.0, **others: Never) -> RemoteLease:
-        """Hold the record alone inside `with`, or raise LockTimeout after `wait` seconds.
+        """Lock the record inside `with`, or raise LockTimeout after `wait` seconds.
 
         Example::
 
             with record.lock(wait=5.0) as lease:
                 record.set("seat", "12A")
 
-        Writes inside carry the lease; others' writes raise Locked. It is renewed in the background until it is
-        released, and ends `ttl` seconds (1 to 600) after its holder died. After it is lost, writes raise Fenced; the
+        Writes inside carry the lease; others' writes raise Locked. The lease is renewed in the background until it is
+        released, and ends `ttl` seconds (1 to 600) after its holder died. Once it is lost, writes raise Fenced; the
         body is not interrupted.
         """
         return RemoteLease(self._core.lock(wait=wait, ttl=ttl, **others))
@@ -402,7 +402,7 @@ class RemoteRecord:
         return finish(self._core.at(version=version, branch=branch))
 
     def checkpoint(self, label: str) -> int:
-        """Name the present state and return the named version; `rollback(label=...)` comes back to it.
+        """Name the present state and return its version; `rollback(label=...)` restores it.
 
         A name is text of 1 to 500 characters, else InvalidValue; `rollback` uses the last checkpoint of a name.
         """
@@ -483,10 +483,10 @@ class RemoteSession(RemoteRecord):
                     turn.append({"role": "user", "content": "Where to?"})
                     turn.outcome = "Oslo."
 
-        A lease holds the conversation meanwhile, as with `lock`. A `request_id` that was answered before, here or by
-        the direct store, gives `turn.repeated` and the first turn's `turn.outcome`. If a turn is already running, this
-        one waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. Four requests, five with a
-        `request_id`.
+        The turn holds a lease on the conversation, like `lock`. If the `request_id` was answered before, here or by the
+        direct store, `turn.repeated` is true and `turn.outcome` is that of the first turn. If a turn is already
+        running, this one waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. Four
+        requests, five with a `request_id`.
         """
         return RemoteTurnBody(self._core.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, **others))
 
@@ -505,7 +505,7 @@ class RemoteSession(RemoteRecord):
         fresh: bool = False,
         max_staleness: float | None = None,
     ) -> list[Message]:
-        """Read the last messages, or all, or a page of them, oldest first. One request for each 500.
+        """Read the last messages, all, or a page of them, oldest first. One request for each 500.
 
         Each message has its `number`. `after` and `before` are such numbers, both exclusive; `limit` counts from the
         beginning, or with `order="desc"` from the newest.
@@ -547,7 +547,7 @@ class RemoteSession(RemoteRecord):
         )
 
     def pop_message(self, *, durability: str | None = None) -> Message | None:
-        """Remove the last message, in one commit, and return it; None if the conversation shows none."""
+        """Remove the last message, in one commit, and return it, or None if the conversation has no messages."""
         return finish(self._core.pop_message(durability=durability))
 
     def replace_messages(
@@ -558,7 +558,7 @@ class RemoteSession(RemoteRecord):
         expect_last: int | None = None,
         durability: str | None = None,
     ) -> int:
-        """Replace all messages after the one numbered `after` by these, in one commit; the new version.
+        """Replace all messages after number `after` by these, in one commit, and return the new version.
 
         Without `after` it replaces all. Raises Conflict if `after` is no longer shown or `expect_last` is not the last.
         """
@@ -589,7 +589,7 @@ class RemoteSession(RemoteRecord):
         set: Mapping[str, Any] | None = None,
         append: Iterable[Message | dict[str, Any]] = (),
     ) -> str:
-        """Move the phase along the table by an event, in one commit with other changes; the new phase.
+        """Move the phase along the table by an event, in one commit with other changes; return the new phase.
 
         Two requests. Raises InvalidTransition, and writes nothing, if the event is not allowed in the present phase.
         """
@@ -597,7 +597,7 @@ class RemoteSession(RemoteRecord):
 
 
 class RemoteEvents:
-    """Events as they come, from `store.events(...)`.
+    """A stream of events, from `store.events(...)`.
 
     Example::
 
@@ -606,8 +606,8 @@ class RemoteEvents:
             while (event := events.next(timeout=0.5)) is not None:
                 print(event.type, event.conversation_id)
 
-    `for event in events` waits without limit. Listening begins on entry, or with the first request for an event.
-    An event of type `resync` says that some were missed: reload the data that you keep.
+    `for event in events` waits without limit. The stream starts when it is entered, or at the first `next`. An
+    event of type `resync` means that some events were missed: reload any data that you cached.
     """
 
     def __init__(self, core: AsyncRemoteEvents) -> None:
@@ -615,7 +615,7 @@ class RemoteEvents:
 
     @property
     def position(self) -> str:
-        """The position after the last returned event: text for `since=` of another stream."""
+        """The position after the last returned event, as text for `since=` of another stream."""
         return self._core.position
 
     def next(self, timeout: float | None = None) -> Event | None:
@@ -623,7 +623,7 @@ class RemoteEvents:
         return finish(self._core.next(timeout))
 
     def close(self) -> None:
-        """Stop listening."""
+        """End the stream."""
         finish(self._core.close())
 
     def __enter__(self) -> Self:
@@ -663,25 +663,28 @@ class RemoteAdmin:
     def leases(
         self, *, scope: str | None = None, prefix: str = "", limit: int = 100, after: str | None = None
     ) -> list[HeldLease]:
-        """List the holders of records, and their waiters; those held longest first."""
+        """List the current leases with their holders and waiters, those held longest first."""
         return finish(self._core.leases(scope=scope, prefix=prefix, limit=limit, after=after))
 
     def end_lease(self, id: str, token: int, *, scope: str = "session") -> bool:
-        """End the lease with this fencing token, for any holder; False if it is no longer held."""
+        """End the lease with this fencing token, even another holder's; return False if it is no longer held."""
         return finish(self._core.end_lease(id, token, scope=scope))
 
     def branches(
         self, id: str | None = None, *, scope: str = "session", limit: int = 100, after: str | None = None
     ) -> list[Branch]:
-        """List the branches of a record, or of all records: acknowledged commits that are not continued."""
+        """List the branches of a record, or of all records: acknowledged commits outside their record's history."""
         return finish(self._core.branches(id, scope=scope, limit=limit, after=after))
 
     def drop_branch(self, id: str, branch: str, *, scope: str = "session") -> int:
-        """Remove a branch for good, by its id, and return how many commits it had. Raises NotFound if it is missing."""
+        """Remove a branch permanently, by its id, and return how many commits it had.
+
+        Raises NotFound if it does not exist.
+        """
         return finish(self._core.drop_branch(id, branch, scope=scope))
 
     def compact(self, *, older_than: float = 86400.0, **others: Never) -> dict[str, int]:
-        """Pack history older than this many seconds, in SQL; counts of records, changes and messages.
+        """Pack history older than this many seconds in SQL; return counts of records, changes and messages.
 
         The service limits a request to 30 s: then Unavailable is raised, and another call continues.
         """
@@ -743,8 +746,8 @@ class RemoteStore:
 
         `token` is that of the service; by default it comes from DISTRIBUTED_STATE_TOKEN, or from the file that
         DISTRIBUTED_STATE_TOKEN_FILE names; `url` may be in DISTRIBUTED_STATE_URL. A failed request is repeated for
-        `retry_for` seconds; a running one waits at most `timeout` for data from the service. Raises ConfigurationError,
-        Unauthenticated for an unknown token, and Unavailable.
+        `retry_for` seconds; a request waits at most `timeout` seconds for data from the service. Raises
+        ConfigurationError, Unauthenticated for an unknown token, and Unavailable.
         """
         place = checked(url, token, retry_for, timeout)
         store = cls(AsyncRemoteStore(place.url, BlockingHttp(place), retry_for=retry_for, timeout=timeout))
@@ -765,7 +768,7 @@ class RemoteStore:
 
     @property
     def admin(self) -> RemoteAdmin:
-        """The work of an operator: replicas, leases, branches, compaction and purge."""
+        """The methods for operators: replicas, leases, branches, compaction and purge."""
         return RemoteAdmin(self._core.admin)
 
     def session(self, id: str | None = None, *, user: str | None = None, **others: Never) -> RemoteSession:
@@ -777,7 +780,7 @@ class RemoteStore:
         return RemoteRecord(self._core.user(id, **others))
 
     def task(self, id: str, *, user: str | None = None, **others: Never) -> RemoteRecord:
-        """Return the record of a piece of work, which `user` owns. No I/O."""
+        """Return the record of a task, which `user` owns. No I/O."""
         return RemoteRecord(self._core.task(id, user=user, **others))
 
     def delete(self, id: str, *, scope: str = "session") -> int:
@@ -785,7 +788,7 @@ class RemoteStore:
         return finish(self._core.delete(id, scope=scope))
 
     def erase(self, id: str, *, scope: str = "session") -> bool:
-        """Remove a record for good, with its history; False if there was nothing."""
+        """Remove a record permanently, with its history. Return False if it never existed."""
         return finish(self._core.erase(id, scope=scope))
 
     def forget(self, user: str) -> int:
@@ -807,10 +810,10 @@ class RemoteStore:
         changed_before: float | None = None,
         larger_than: int | None = None,
     ) -> list[SessionInfo]:
-        """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
+        """List records, the most recently archived change first; `after` is the `cursor` of a previous page's last row.
 
-        With a `prefix` or `tags` in order of their ids. Unarchived records are listed if `fresh`. With a `phase`,
-        bounds of their last change and `larger_than` bytes only matching records.
+        With `prefix` or `tags` the order is that of the ids. `fresh` also lists unarchived records. `phase`,
+        `changed_since`, `changed_before` and `larger_than` (bytes) restrict the list to matching records.
         """
         return finish(
             self._core.sessions(
@@ -861,14 +864,14 @@ class RemoteStore:
         )
 
     def events(self, *types: str, since: str | None = None, **others: Never) -> RemoteEvents:
-        """Events as they come, for `for`; better inside `with`, which closes the stream at its end.
+        """Return a stream of events for `for`. Use it inside `with`, which closes it at the end.
 
         Example::
 
             with store.events("conversation.*") as events:
                 event = events.next(timeout=1.0)
 
-        `types` are names or patterns as "mail.*"; `since` is the `position` of another stream, to continue from there.
+        `types` are names, or patterns like "mail.*"; `since` is the `position` of an earlier stream, to continue there.
         """
         return RemoteEvents(self._core.events(*types, since=since, **others))
 

@@ -1,7 +1,9 @@
-"""Records behind a service, asyncio API, and their history. Law: a method is one request, or names its number.
+"""Records behind a service, asyncio API, and their history.
+
+Law: a method is one request, unless its docstring gives another number.
 
 Handles hold no state. The names, options and errors are those of the direct store's `AsyncRecord`, whose docstrings say
-more. History is read, or made current by a new version; it is never rewritten.
+more. History is never rewritten: a rollback adds a new version.
 
 Design: section 26.
 """
@@ -51,7 +53,7 @@ class RemoteTransaction(MutableMapping[str, Any]):
         self._tags: dict[tuple[str, str], str] = {}  # the change of each tag: "tag" or "untag"
         self._items: dict[tuple[str, str], dict[str, Any]] = {}
         self._set: set[str] = set()
-        self._closed = ""  # why nothing can be changed any longer
+        self._closed = ""  # why the fields can no longer be changed
 
     @property
     def version(self) -> int:
@@ -66,7 +68,7 @@ class RemoteTransaction(MutableMapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if key not in self._now:
             codec.encode_key(key)
-            # A copy, so that a change in place is seen at the end. KeyError if it is missing.
+            # A copy, so that a change in place is found at the end. KeyError if the field is missing.
             self._now[key] = copy.deepcopy(self._state.fields[key])
         found = self._now[key]
         if found is _GONE:
@@ -142,7 +144,7 @@ class RemoteTransaction(MutableMapping[str, Any]):
         self._more["phase"] = phase
 
     def body(self) -> dict[str, Any] | None:
-        """End it: the change as a request body, None if nothing changed."""
+        """End the transaction and return the change as a request body, None if nothing changed."""
         self._closed = "this transaction is over; it can no longer change anything"
         before = self._state.fields
         put = {key: value for key, value in self._now.items() if value is not _GONE and self._changed(key, value)}
@@ -232,8 +234,8 @@ class AsyncRemoteItems:
             path = path_of(self._place.ref, "/items/{}/{}", self._collection, key)
             found = await self._place.read(path, absent=None)
             return None if found is None else self._item(found)
-        # By a listing: a 404 for its path could mean the item or the version, and an empty last part of a path may be
-        # lost on its way.
+        # Read by a listing: a 404 for the item's path could mean the item or the version, and a proxy may drop an empty
+        # last part of a path.
         page = await self.list(prefix=key, limit=1, version=version)
         return page.items[0] if page.items and page.items[0].key == key else None
 
@@ -261,7 +263,7 @@ class AsyncRemoteItems:
                 page = await notes.list(limit=100, after=page.next)
 
         Returns items whose key begins with `prefix` and lies between `after` and `before` (exclusive), the smallest
-        first, or with `reverse` the greatest: then go on with `before=page.next`.
+        first, or with `reverse` the greatest first: then continue with `before=page.next`.
         """
         if type(limit) is not int or not 1 <= limit <= MOST_ITEMS:
             raise InvalidValue(f"limit is an int from 1 to {MOST_ITEMS}, not {limit!r:.80}")
@@ -300,7 +302,7 @@ class AsyncRemoteItems:
     ) -> int:
         """Put an item and return the record's new version.
 
-        With `if_absent` or `if_present`, raises Conflict and writes nothing if the item exists, or does not exist.
+        With `if_absent` (or `if_present`), raises Conflict and writes nothing if the item exists (or does not exist).
         """
         values.refuse_options("put", others)
         where = self._collection
@@ -323,7 +325,7 @@ class AsyncRemoteItems:
     async def delete(self, *keys: str, if_present: bool = False, durability: str | None = None, **others: Never) -> int:
         """Delete items in one commit and return the record's new version. A missing item is not an error.
 
-        With `if_present`, raises Conflict and writes nothing if any does not exist.
+        With `if_present`, raises Conflict and writes nothing if one of them does not exist.
         """
         values.refuse_options("delete", others)
         where = self._collection
@@ -371,7 +373,7 @@ class Past:
         return values.snapshot(found)
 
     async def checkpoint(self, label: str) -> int:
-        """Name the present state and return the named version; `rollback(label=...)` comes back to it.
+        """Name the present state and return its version; `rollback(label=...)` restores it.
 
         A name is text of 1 to 500 characters, else InvalidValue; `rollback` uses the last checkpoint of a name.
         """
@@ -404,7 +406,7 @@ class Past:
         """Start another record, of the same scope and owner, from this one's state at `version` (default: now)."""
         given = {"id": Ref(self._place.ref.scope, new_id).id, "version": version, "branch": branch}
         body = {name: each for name, each in given.items() if each is not None}
-        # By this call's key the service recognizes a record that an earlier attempt created.
+        # The call's Idempotency-Key lets the service recognize a record that an earlier attempt created.
         return int((await self._place.requests.write("POST", self._place.path + "/forks", body))["version"])
 
 
@@ -422,8 +424,8 @@ class AsyncRemoteRecord(Past):
         visits = await user.increment("visits")
         assert await user.get_all() == {"language": "nb", "visits": visits}
 
-    Each read asks the service; with `fresh` the service asks Redis as well. Each write is sent again while its reply is
-    lost, and applied once.
+    Each read asks the service; with `fresh` the service asks Redis as well. If the reply of a write is lost, the write
+    is sent again, and still applied only once.
     """
 
     def __init__(self, requests: Requests, ref: Ref, user: str | None = None) -> None:
@@ -439,7 +441,7 @@ class AsyncRemoteRecord(Past):
 
     @property
     def id(self) -> str:
-        """The record's id within its scope; for a new session the one that was generated."""
+        """The record's id within its scope; for a new session, the generated id."""
         return self._place.ref.id
 
     # Reading
@@ -587,7 +589,7 @@ class AsyncRemoteRecord(Past):
         return int((await self._place.write(body, durability, expect_version=expect_version))["version"])
 
     def transaction(self, *, durability: str | None = None) -> AsyncRemoteTransactionBody:
-        """Change several fields in `async with`: they are read at the beginning, and one commit, or Conflict, ends it.
+        """Change several fields inside `async with`: read at the beginning, committed together at the end, or Conflict.
 
         Example::
 
@@ -619,15 +621,15 @@ class AsyncRemoteRecord(Past):
         return await self._place.until_no_conflict(once)
 
     def lock(self, *, wait: float = 5.0, ttl: float = 30.0, **others: Never) -> AsyncRemoteLease:
-        """Hold the record alone inside `async with`, or raise LockTimeout after `wait` seconds.
+        """Lock the record inside `async with`, or raise LockTimeout after `wait` seconds.
 
         Example::
 
             async with record.lock(wait=5.0) as lease:
                 await record.set("seat", "12A")
 
-        Writes inside carry the lease; others' writes raise Locked. It is renewed in the background until it is
-        released, and ends `ttl` seconds (1 to 600) after its holder died. After it is lost, writes raise Fenced; the
+        Writes inside carry the lease; others' writes raise Locked. The lease is renewed in the background until it is
+        released, and ends `ttl` seconds (1 to 600) after its holder died. Once it is lost, writes raise Fenced; the
         body is not interrupted.
         """
         values.refuse_options("lock", others)

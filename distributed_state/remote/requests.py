@@ -1,11 +1,11 @@
 """Requests to a service: its address and token, refusals as errors, locks, and the URL of a record.
 
-Law: a request is answered within its time, and a request that changes something is applied once.
+Law: a request ends within its time limit, and a write is applied once.
 
-A write carries an Idempotency-Key, so it can be sent again, also to another worker, when its reply was lost. A request
-without one is sent again only if it certainly did not arrive. A refusal raises the error that the direct store would
-raise, with the same fields. Only writes inside `with lock()` carry the lease. The token appears in no message or log of
-ours, and is sent over TLS only.
+A write carries an Idempotency-Key, so it can be sent again, also to another worker, when its reply was lost. A write
+without a key is sent again only if it certainly did not arrive. A refusal raises the error that the direct store would
+raise, with the same fields. Only writes inside `with lock()` carry the lease. The token is never part of a message or a
+log of this package, and is sent only over TLS.
 
 Design: section 26.
 """
@@ -86,7 +86,7 @@ def refusal(answer: HttpAnswer) -> StateError:
     if answer.status in LATER:
         return Unavailable(text)
     if answer.status in (404, 405):
-        # Never NotFound: a path that is not served says nothing about a record.
+        # Not NotFound: a 404 for a path that the service does not have says nothing about a record.
         return ConfigurationError(f"{text}: this URL, or this release of the service, does not serve that")
     return StateError(text)
 
@@ -99,7 +99,7 @@ def _problem(answer: HttpAnswer) -> dict[str, Any]:
     except ValueError:
         return {}
     if not isinstance(found, dict) or found.get("detail") in ("Not Found", "Method Not Allowed"):
-        return {}  # the answer of a path that is not served
+        return {}  # the answer for an unknown path
     return found
 
 
@@ -119,7 +119,7 @@ _WITH_FIELDS: dict[type[StateError], Callable[[str, dict[str, Any]], StateError]
 
 
 def may_come_later(answer: HttpAnswer, error: StateError, *, repeatable: bool) -> bool:
-    """Whether to ask again. A request that may have been applied is repeated only if it is applied once."""
+    """Whether to repeat a request. One that may have been applied is repeated only if the service applies it once."""
     if answer.status == 429 or isinstance(error, Backpressure):
         return True  # nothing was written
     return repeatable and answer.status in _AWAY and not isinstance(error, DurabilityUnknown)
@@ -130,7 +130,7 @@ URL, TOKEN, TOKEN_FILE = (f"DISTRIBUTED_STATE_{name}" for name in ("URL", "TOKEN
 
 
 def address(url: str | None, token: str | None = None) -> HttpPlace:
-    """The address of a service, given or from the environment, with the headers of each request.
+    """The address of a service, from the argument or the environment, and the headers for all requests.
 
     Raises ConfigurationError for an invalid URL, or one that must not receive a token.
     """
@@ -186,7 +186,7 @@ _PAUSE = wait_random_exponential(multiplier=0.05, max=2.0)
 
 
 class _AskAgain(Exception):
-    """The request may be repeated, after `after` seconds if the service said so; `error` is the reason."""
+    """The request may be repeated, after `after` seconds if the service gave a time; `error` is the reason."""
 
     def __init__(self, error: StateError, after: float) -> None:
         super().__init__(str(error))
@@ -197,7 +197,7 @@ class _AskAgain(Exception):
 class Requests:
     """One service, with answers decoded from JSON.
 
-    `retry_for` is how long a failed request is repeated, `timeout` how long one waits for its answer.
+    A failed request is repeated for `retry_for` seconds; a request waits `timeout` seconds for its answer.
     """
 
     def __init__(self, http: Http, *, retry_for: float, timeout: float) -> None:
@@ -210,7 +210,7 @@ class Requests:
         return await self._ask("GET", with_query(path, query), {}, None, True)
 
     async def write(self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None) -> Any:
-        """Send a write, which is applied once however often it is sent."""
+        """Send a write, which is applied once even if it is sent several times."""
         key = f"c-{chance.token_hex(16)}"
         return await self._ask(method, path, {**(headers or {}), KEY: key}, body, True)
 
@@ -263,7 +263,7 @@ class Requests:
 
 
 def _pause(state: RetryCallState) -> float:
-    """The pause before the next attempt: as the service says, else longer each time."""
+    """The pause before the next attempt: the service's, else longer each time."""
     error = None if state.outcome is None else state.outcome.exception()
     asked = error.after if isinstance(error, _AskAgain) else 0.0
     # Spread out the clients that got the same answer.
@@ -275,7 +275,7 @@ def _seconds(text: str) -> float:
 
 
 def _said(answer: HttpAnswer) -> Any:
-    """A decoded body. Not by orjson, which reads large integers as floats."""
+    """A decoded body. orjson is not used, because it reads large integers as floats."""
     try:
         return json.loads(answer.body)
     except ValueError as error:
@@ -283,7 +283,7 @@ def _said(answer: HttpAnswer) -> Any:
 
 
 def encoded(body: Any) -> bytes:
-    """A body as JSON. Values were checked before; a name that JSON would change is refused with InvalidValue."""
+    """Encode a body as JSON. Values were checked before; a name that JSON would change raises InvalidValue."""
     text = json.dumps(body, allow_nan=False, separators=(",", ":"), ensure_ascii=False)
     try:
         return text.encode()
@@ -293,7 +293,7 @@ def encoded(body: Any) -> bytes:
 
 
 def with_query(path: str, query: Mapping[str, Any] | None) -> str:
-    """The path with a query of all that is not None; a list becomes several parameters."""
+    """The path with all values that are not None as its query; a list becomes several parameters."""
     pairs = []
     for name, value in (query or {}).items():
         if isinstance(value, list):
@@ -303,11 +303,11 @@ def with_query(path: str, query: Mapping[str, Any] | None) -> str:
     return f"{path}?{urlencode(pairs, errors='surrogatepass')}" if pairs else path
 
 
-# The leases that the running task, or this thread, holds: by service and path of the record. Tasks started inside
-# inherit it. By weak references: the context of its holder must not keep a dropped lease alive.
+# The leases of the running task or thread, by service and path of the record. Tasks started inside inherit this.
+# References are weak, because the context must not keep a dropped lease alive.
 _Found = Callable[[], "AsyncRemoteLease | None"]
 _held: ContextVar[Mapping[tuple[int, str], _Found]] = ContextVar("distributed_state_remote_leases")
-_ONCE = 5.0  # seconds of waiting in one request: less than a worker's limit
+_ONCE = 5.0  # seconds that one request waits for a lease: less than the service's limit for a request
 HEADER = "Lease"
 
 
@@ -318,26 +318,26 @@ def carried(requests: Requests, path: str) -> dict[str, str]:
 
 
 def _holder(requests: Requests, path: str) -> AsyncRemoteLease | None:
-    """The lease of a record that is held here; not one whose body is over, which was interrupted before its release."""
+    """The lease of a record that is held here, unless its body has ended and was interrupted before the release."""
     found = _held.get({}).get((id(requests), path))
     lease = found() if found is not None else None
     return lease if lease is not None and lease.body.there else None
 
 
 def _others(mine: AsyncRemoteLease) -> dict[tuple[int, str], _Found]:
-    """The other leases held in this context, without interrupted ones, which would otherwise stay in it for good."""
+    """The other leases held in this context, without interrupted ones, which would otherwise stay in it forever."""
     found = ((name, each, each()) for name, each in _held.get({}).items())
     return {name: each for name, each, lease in found if lease not in (None, mine) and lease.body.there}
 
 
 async def _give_back(requests: Requests, path: str, lease: str) -> None:
-    # A lease that cannot be given back ends with its ttl. An error here would replace that of the body.
+    # A lease that cannot be released ends after its ttl. An error here would replace that of the body.
     with suppress(StateError):
         await requests.order("DELETE", path + "/lease", headers={HEADER: lease}, repeatable=True)
 
 
 class AsyncRemoteLease:
-    """A record held alone, from `record.lock()`.
+    """A locked record, from `record.lock()`.
 
     Example::
 
@@ -360,31 +360,31 @@ class AsyncRemoteLease:
 
     @property
     def token(self) -> int:
-        """The fencing token, greater for every later holder."""
+        """The fencing token; a later holder's is greater."""
         return self._token
 
     @property
     def lost(self) -> bool:
-        """Whether it is known to have ended; writes under it raise Fenced."""
+        """Whether the lease is known to have ended; writes under it then raise Fenced."""
         return self._lost or (self._outer is not None and self._outer.lost)
 
     async def renew(self) -> bool:
-        """Hold it for another `ttl` seconds; False if it has ended. It is done in the background, too."""
+        """Extend the lease by `ttl` seconds; return False if it has ended. The background work does this too."""
         try:
             await self._requests.order(
                 "PUT", self._path + "/lease", {"ttl": self._ttl}, headers={HEADER: self.lease}, repeatable=True
             )
         except Unavailable:
-            return True  # not known yet: the next renewal or write finds out
+            return True  # unknown: the next renewal or write finds out
         except StateError:
             self._lost = True
             return False
         return True
 
     async def acquire(self) -> Self:
-        """Hold the record, or raise LockTimeout after `wait` seconds. Held already by this task: nests."""
+        """Take the lease, or raise LockTimeout after `wait` seconds. If this task holds it already, it nests."""
         outer = _holder(self._requests, self._path)
-        # A task started inside the body writes under the lease, but its own locks are not nested.
+        # A task started inside the body writes under the lease, but a lock that it takes does not nest in it.
         nests = outer is not None and outer.owner == bodies.owner()
         self._outer = outer if nests else None
         if self._outer is not None:
@@ -402,12 +402,12 @@ class AsyncRemoteLease:
             self._stop = self._requests.http.every(self._ttl / 3, self._renewing())
             _held.set({**_others(self), (id(self._requests), self._path): ref(self)})
         except BaseException:
-            self.body.leave()  # also one that was taken by hand: its caller does not have it
+            self.body.leave()  # also after a call by hand, because its caller did not get the lease
             raise
         return self
 
     def wanted(self) -> bool:
-        """Whether it still has a holder; otherwise it is lost, unless it was released."""
+        """Whether the lease still has a holder; otherwise it is lost, unless it was released."""
         if self._released:
             return False
         if not self.body.held_by(self.owner):
@@ -415,7 +415,7 @@ class AsyncRemoteLease:
         return not self._lost
 
     def _renewing(self) -> Callable[[], Coroutine[Any, Any, bool]]:
-        """The work in the background, which does not keep the lease alive; it returns False once renewal may end."""
+        """The background renewal, which does not keep the object alive; it returns False once renewal may end."""
         me, held = ref(self), (self._requests, self._path, self.lease)
 
         async def renew() -> bool:
@@ -440,16 +440,16 @@ class AsyncRemoteLease:
                     raise LockTimeout(f"{error}; waited {self._wait:g} s") from error
 
     async def release(self) -> None:
-        """Give the record back. Has no effect on a lost lease: only its own holder can release it."""
-        if self._stop is None:  # it nests, or is not held
+        """Release the lease. Has no effect on a lost lease, which another holder may have now."""
+        if self._stop is None:  # the lease nests, or is not held
             return
-        self.body.leave_by_hand()  # a task that was started under it does not write under it any longer
+        self.body.leave_by_hand()  # tasks started under the lease no longer write under it
         self._released = True
         stop, self._stop = self._stop, None
-        self.owner = None  # a task whose error leads back to here would wait for the garbage collector
+        self.owner = None  # breaks the cycle of a task whose error refers to this lease
         _held.set(_others(self))
         await _give_back(self._requests, self._path, self.lease)
-        stop()  # last: if this is interrupted, the work in the background gives it back
+        stop()  # last: if the release is interrupted, the background work completes it
 
     async def __aenter__(self) -> Self:
         return await self.acquire()
@@ -469,7 +469,7 @@ _PAGE = 500
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A record as it was read: version 0 if it does not exist. `deleted` ones have no fields."""
+    """A record that was read: version 0 if it does not exist. A `deleted` record has no fields."""
 
     version: int = 0
     fields: dict[str, Any] = field(default_factory=dict)
@@ -478,7 +478,7 @@ class State:
 
 
 class RecordPlace:
-    """A record behind a service, and its owner if it is created."""
+    """The place of a record behind a service, and the owner that it gets if it is created."""
 
     def __init__(self, requests: Requests, ref: Ref, user: str | None = None) -> None:
         self.requests = requests
@@ -496,9 +496,10 @@ class RecordPlace:
     async def pages(
         self, what: str, query: dict[str, Any], most: int | None, by: str, *, order: str = "asc", at: str = ""
     ) -> list[Any]:
-        """The rows of several pages, the first `most` in this order; `by` is the number from which a page continues.
+        """The first `most` rows in this order, from several pages; `by` names the number at which a page continues.
 
-        One request for each 500, or fewer if they are large. `at`: the path below the record, if not the rows' name.
+        One request for each 500 rows, or fewer if they are large. `at` is the path below the record, by default the
+        rows' name.
         """
         found: list[Any] = []
         largest = _PAGE
@@ -510,7 +511,7 @@ class RecordPlace:
             except InvalidValue:
                 if size == 1:
                     raise
-                largest = size // 2  # together they exceed the size of one answer
+                largest = size // 2  # together the rows exceed the size of one answer
                 continue
             found += page[what]
             if len(page[what]) < size:
@@ -543,9 +544,9 @@ class RecordPlace:
         owned: bool = True,
         lease: AsyncRemoteLease | None = None,
     ) -> Any:
-        """Make one commit, and return the service's answer. A `request_id` in the body is its key.
+        """Make one commit, and return the service's answer. A `request_id` in the body is its Idempotency-Key.
 
-        It is made under `lease`, by default the one that is held here.
+        The commit is made under `lease`, by default the lease that is held here.
         """
         headers = values.conditions(expect_version, expect_exists)
         headers |= self.carried() if lease is None else {HEADER: lease.lease}
@@ -561,14 +562,18 @@ class RecordPlace:
                 return await self.requests.order(method, self.path + to, body, headers=headers, repeatable=True)
             return await self.requests.write(method, self.path + to, body, headers=headers)
 
-        # Others may have been faster at each of the service's attempts: then the conflict names the version that they
-        # made. Without one it is about an item, or a field that is not a number, and is the same at the next attempt.
+        # If other writers were faster at each of the service's attempts, the conflict has their version, and a retry
+        # may succeed. Without a version the conflict is about an item, or a field that is not a number, and a retry has
+        # the same result.
         return await (self.until_no_conflict(once, lambda conflict: conflict.version > 0) if free else once())
 
     async def until_no_conflict(
         self, once: Callable[[], Awaitable[T]], passing: Callable[[Conflict], bool] = lambda _: True
     ) -> T:
-        """Retry while others are faster. Raises Conflict in the end, or one that is not `passing` at once."""
+        """Retry while other writers are faster, and raise Conflict in the end.
+
+        A Conflict that is not `passing` is raised at once.
+        """
         return await retrying.until_no_conflict(once, _ATTEMPTS, self.requests.http.sleep, passing=passing)
 
     async def order(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
@@ -581,7 +586,7 @@ class RecordPlace:
 
 
 def path_of(ref: Ref, form: str = "", *names: str) -> str:
-    """The path of a record, or of something below it: `form` as "/fields/{}", with a {} for each name."""
+    """The path of a record or of a part of it: `form` is like "/fields/{}", with a {} for each name."""
     return as_text.path("/v1", f"/{kind_of(ref.scope)}/{{}}{form}", ref.id, *names)
 
 

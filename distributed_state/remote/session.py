@@ -1,4 +1,4 @@
-"""A conversation behind a service. Law: a method is one request, or names its number.
+"""A conversation behind a service. Law: a method is one request, unless its docstring gives another number.
 
 Design: section 26.
 """
@@ -26,7 +26,7 @@ from distributed_state.warm.lock import check_times
 
 
 class RemoteTurn(RemoteTransaction):
-    """One request to a conversation, as `async with session.turn(...)` gives it: the record held alone, as a dict.
+    """One request to a conversation, from `async with session.turn(...)`: the fields of the locked record as a dict.
 
     If the request was answered before, `repeated` is true, `outcome` is that of the first turn, and nothing can be
     changed.
@@ -38,14 +38,14 @@ class RemoteTurn(RemoteTransaction):
         self.repeated = False
         self.answered_version = 0
         self.written: int | None = None
-        """After the end: the version that the turn became; None: nothing changed."""
+        """After the end: the turn's version, None if nothing changed."""
         self._outcome: Any = None
 
     def __getattr__(self, name: str) -> Any:
         raise values.refuse(self, name, lambda: AsyncTurn)
 
     def show(self, answered: Mapping[str, Any]) -> None:
-        """Show the stored outcome of the request, which cannot be changed any longer."""
+        """Show the stored outcome of the request, which can no longer be changed."""
         self.repeated = True
         self.answered_version = answered["version"]
         self._outcome = answered["outcome"]
@@ -53,7 +53,7 @@ class RemoteTurn(RemoteTransaction):
 
     @property
     def outcome(self) -> Any:
-        """The result of the request, any JSON value: set it, and a repeated request finds it."""
+        """The result of the request, any JSON value. A repeated request gets the value that was set here."""
         return self._outcome
 
     @outcome.setter
@@ -70,18 +70,18 @@ class RemoteTurn(RemoteTransaction):
 
     @property
     def phase(self) -> str | None:
-        """The phase, as this turn has moved it."""
+        """The phase, including a move by this turn."""
         moved: str | None = self._more.get("phase", super().phase)
         return moved
 
     def transition(self, event: str, *, machine: StateMachine = DEFAULT) -> str:
-        """Move to the phase that follows by this event and return it. Raises InvalidTransition."""
+        """Move to the phase that this event leads to and return it. Raises InvalidTransition."""
         following = machine.next(self.phase or machine.initial, event)
         self.move_to(following)
         return following
 
     def body(self) -> dict[str, Any] | None:
-        """End it: the turn as a request body, None if there is nothing to commit."""
+        """End the turn and return it as a request body, None if there is nothing to commit."""
         found = super().body() or {}
         if not found and self.request_id is None:
             return None
@@ -130,7 +130,7 @@ class AsyncRemoteTurnBody:
                     body, to="/turns", owned=view.version == 0, lease=self._lease,
                     expect_exists=None if view.version else False,
                 )  # fmt: skip
-                # While the lease holds, only an earlier attempt of this very turn can have been answered.
+                # While the lease is held, only an earlier attempt of this turn itself can have been answered.
                 if done["repeated"] and self._request_id is not None and not await self._lease.renew():
                     view.show(done)
                 else:
@@ -171,10 +171,10 @@ class AsyncRemoteSession(AsyncRemoteRecord):
                     turn.append({"role": "user", "content": "Where to?"})
                     turn.outcome = "Oslo."
 
-        A lease holds the conversation meanwhile, as with `lock`. A `request_id` that was answered before, here or by
-        the direct store, gives `turn.repeated` and the first turn's `turn.outcome`. If a turn is already running, this
-        one waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. Four requests, five with a
-        `request_id`.
+        The turn holds a lease on the conversation, like `lock`. If the `request_id` was answered before, here or by the
+        direct store, `turn.repeated` is true and `turn.outcome` is that of the first turn. If a turn is already
+        running, this one waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. Four
+        requests, five with a `request_id`.
         """
         values.refuse_options("turn", others)
         if busy not in ("wait", "reject"):
@@ -199,7 +199,7 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         fresh: bool = False,
         max_staleness: float | None = None,
     ) -> list[Message]:
-        """Read the last messages, or all, or a page of them, oldest first. One request for each 500.
+        """Read the last messages, all, or a page of them, oldest first. One request for each 500.
 
         Each message has its `number`. `after` and `before` are such numbers, both exclusive; `limit` counts from the
         beginning, or with `order="desc"` from the newest.
@@ -238,7 +238,7 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         return found[::-1] if newest_first and page.order == "asc" else found
 
     async def pop_message(self, *, durability: str | None = None) -> Message | None:
-        """Remove the last message, in one commit, and return it; None if the conversation shows none."""
+        """Remove the last message, in one commit, and return it, or None if the conversation has no messages."""
         _unsaid(durability)
         found = (await self._place.write({}, method="DELETE", to="/messages/last", owned=False))["message"]
         return None if found is None else values.message(found["message"], found["number"], found["time"])
@@ -251,7 +251,7 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         expect_last: int | None = None,
         durability: str | None = None,
     ) -> int:
-        """Replace all messages after the one numbered `after` by these, in one commit; the new version.
+        """Replace all messages after number `after` by these, in one commit, and return the new version.
 
         Without `after` it replaces all. Raises Conflict if `after` is no longer shown or `expect_last` is not the last.
         """
@@ -286,7 +286,7 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         set: Mapping[str, Any] | None = None,
         append: Iterable[Message | dict[str, Any]] = (),
     ) -> str:
-        """Move the phase along the table by an event, in one commit with other changes; the new phase.
+        """Move the phase along the table by an event, in one commit with other changes; return the new phase.
 
         Two requests. Raises InvalidTransition, and writes nothing, if the event is not allowed in the present phase.
         """

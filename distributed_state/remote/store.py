@@ -1,4 +1,4 @@
-"""A store behind its HTTP service, asyncio API. Law: a method does what the direct store's does, or is refused.
+"""A store behind its HTTP service, asyncio API. Law: a method does the same as the direct store's, or raises.
 
 Design: section 26.
 """
@@ -33,13 +33,13 @@ from distributed_state.values.model import Ref, escape
 from distributed_state.values.search import KINDS, Filter, Kind, SearchHit
 from distributed_state.warm.consumers import pattern
 
-_SILENT = 45.0  # seconds: a worker sends something every 15, so this connection is dead
+_SILENT = 45.0  # seconds: a worker sends data every 15 s, so the connection is dead after this time
 _PAUSE = 0.2
 _EVENT_STREAM = {"Accept": "text/event-stream"}
 
 
 class AsyncRemoteEvents:
-    """Events as they come, from `store.events(...)`.
+    """A stream of events, from `store.events(...)`.
 
     Example::
 
@@ -48,8 +48,8 @@ class AsyncRemoteEvents:
             while (event := await events.next(timeout=0.5)) is not None:
                 print(event.type, event.conversation_id)
 
-    `async for event in events` waits without limit. Listening begins on entry, or with the first request for an event.
-    An event of type `resync` says that some were missed: reload the data that you keep.
+    `async for event in events` waits without limit. The stream starts when it is entered, or at the first `next`. An
+    event of type `resync` means that some events were missed: reload any data that you cached.
     """
 
     def __init__(self, requests: Requests, types: tuple[str, ...], since: str | None) -> None:
@@ -60,11 +60,11 @@ class AsyncRemoteEvents:
         self._joined = False
         self._closed = False
         self._heard: dict[str, str] = {}
-        self._failing: float | None = None  # since when no attempt to connect has succeeded
+        self._failing: float | None = None  # the time since which all attempts to connect failed
 
     @property
     def position(self) -> str:
-        """The position after the last returned event: text for `since=` of another stream."""
+        """The position after the last returned event, as text for `since=` of another stream."""
         return self._position
 
     async def next(self, timeout: float | None = None) -> Event | None:
@@ -88,7 +88,8 @@ class AsyncRemoteEvents:
         """The next line; None if none came within this time, or if the connection ended."""
         http = self._requests.http
         if self._lines is None:
-            # From here on, not from its failure: an attempt may take as long as the service is silent.
+            # The time counts from the start of the attempt, not from its failure: an attempt to reach a silent service
+            # takes long.
             self._failing = http.monotonic() if self._failing is None else self._failing
             headers = {"Last-Event-ID": self._position} if self._position else {}
             self._lines = http.lines(self._path, headers | _EVENT_STREAM, _SILENT)
@@ -108,7 +109,7 @@ class AsyncRemoteEvents:
         return heard
 
     async def _broken(self, error: StateError, *, again: bool = True) -> None:
-        """Reconnect after a moment, unless that failed for too long or cannot succeed."""
+        """Reconnect after a pause, unless attempts have failed for too long or cannot succeed."""
         since = self._failing
         late = since is not None and self._requests.http.monotonic() - since >= self._requests.retry_for
         if not self._closed and (late or not again):
@@ -137,7 +138,7 @@ class AsyncRemoteEvents:
             await lines.close()
 
     async def join(self) -> None:
-        """Begin to listen. Events from now on are not missed."""
+        """Start the stream: all later events are received."""
         clock = self._requests.http.monotonic
         end = clock() + self._requests.timeout
         while not self._joined and not self._closed:
@@ -148,7 +149,7 @@ class AsyncRemoteEvents:
                 raise Unavailable("the service did not begin to send events")
 
     async def close(self) -> None:
-        """Stop listening."""
+        """End the stream."""
         self._closed = True
         await self._leave()
 
@@ -172,7 +173,7 @@ class AsyncRemoteEvents:
 
 
 RETRY_FOR = 10.0
-TIMEOUT = 35.0  # a worker answers within 30
+TIMEOUT = 35.0  # seconds: a worker answers within 30
 
 
 class AsyncRemoteStore:
@@ -210,8 +211,8 @@ class AsyncRemoteStore:
 
         `token` is that of the service; by default it comes from DISTRIBUTED_STATE_TOKEN, or from the file that
         DISTRIBUTED_STATE_TOKEN_FILE names; `url` may be in DISTRIBUTED_STATE_URL. A failed request is repeated for
-        `retry_for` seconds; a running one waits at most `timeout` for data from the service. Raises ConfigurationError,
-        Unauthenticated for an unknown token, and Unavailable.
+        `retry_for` seconds; a request waits at most `timeout` seconds for data from the service. Raises
+        ConfigurationError, Unauthenticated for an unknown token, and Unavailable.
         """
         place = checked(url, token, retry_for, timeout)
         return cls(place.url, AsyncHttp(place), retry_for=retry_for, timeout=timeout)
@@ -221,7 +222,7 @@ class AsyncRemoteStore:
 
     async def __aenter__(self) -> Self:
         try:
-            with suppress(AccessDenied):  # a token that may only write: the client generates ids itself
+            with suppress(AccessDenied):  # the token may only write, so the client generates ids itself
                 self._prefix = (await self._requests.read("/v1/caller"))["prefix"]
         except BaseException:
             await self.close()
@@ -239,7 +240,7 @@ class AsyncRemoteStore:
 
     @property
     def admin(self) -> AsyncRemoteAdmin:
-        """The work of an operator: replicas, leases, branches, compaction and purge."""
+        """The methods for operators: replicas, leases, branches, compaction and purge."""
         return AsyncRemoteAdmin(self._requests)
 
     # Records
@@ -256,7 +257,7 @@ class AsyncRemoteStore:
         return AsyncRemoteRecord(self._requests, Ref("user", id))
 
     def task(self, id: str, *, user: str | None = None, **others: Never) -> AsyncRemoteRecord:
-        """Return the record of a piece of work, which `user` owns. No I/O."""
+        """Return the record of a task, which `user` owns. No I/O."""
         values.refuse_options("task", others)
         return AsyncRemoteRecord(self._requests, Ref("task", id), user)
 
@@ -265,7 +266,7 @@ class AsyncRemoteStore:
         return int((await RecordPlace(self._requests, Ref(scope, id)).order("DELETE", ""))["version"])
 
     async def erase(self, id: str, *, scope: str = "session") -> bool:
-        """Remove a record for good, with its history; False if there was nothing."""
+        """Remove a record permanently, with its history. Return False if it never existed."""
         place = RecordPlace(self._requests, Ref(scope, id))
         return bool((await place.order("DELETE", "/everything", repeatable=True))["erased"])
 
@@ -291,10 +292,10 @@ class AsyncRemoteStore:
         changed_before: float | None = None,
         larger_than: int | None = None,
     ) -> list[SessionInfo]:
-        """List records, the last archived change first; `after` is the `cursor` of a previous page's last row.
+        """List records, the most recently archived change first; `after` is the `cursor` of a previous page's last row.
 
-        With a `prefix` or `tags` in order of their ids. Unarchived records are listed if `fresh`. With a `phase`,
-        bounds of their last change and `larger_than` bytes only matching records.
+        With `prefix` or `tags` the order is that of the ids. `fresh` also lists unarchived records. `phase`,
+        `changed_since`, `changed_before` and `larger_than` (bytes) restrict the list to matching records.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
@@ -333,14 +334,14 @@ class AsyncRemoteStore:
         return [values.made(SearchHit, each) for each in found]
 
     def events(self, *types: str, since: str | None = None, **others: Never) -> AsyncRemoteEvents:
-        """Events as they come, for `async for`; better inside `async with`, which closes the stream at its end.
+        """Return a stream of events for `async for`. Use it inside `async with`, which closes it at the end.
 
         Example::
 
             async with store.events("conversation.*") as events:
                 event = await events.next(timeout=1.0)
 
-        `types` are names or patterns as "mail.*"; `since` is the `position` of another stream, to continue from there.
+        `types` are names, or patterns like "mail.*"; `since` is the `position` of an earlier stream, to continue there.
         """
         values.refuse_options("events", others)
         for each in types:
@@ -358,7 +359,7 @@ def _direct() -> type:
 
 
 def checked(url: str | None, token: str | None, retry_for: float, timeout: float) -> HttpPlace:
-    """The address, with checked times. Raises ConfigurationError."""
+    """The address, after a check of the times. Raises ConfigurationError."""
     for name, seconds in ("retry_for", retry_for), ("timeout", timeout):
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 1e6:
             raise ConfigurationError(f"{name}: is a number of seconds, not {seconds!r:.80}")

@@ -1,7 +1,7 @@
-"""Values as bodies of requests, answers as values of the package, and the methods that a remote store lacks.
+"""Converts values to request bodies and answers to values, and names the methods that a remote store lacks.
 
 Law: a value is read back as it was written. Values that the direct store refuses are refused here, by the same check,
-before anything is sent. A method that a remote store lacks raises an error that says what to use instead.
+before anything is sent. A method that a remote store lacks raises an error with an alternative.
 
 Design: section 26.
 """
@@ -38,7 +38,7 @@ T = TypeVar("T", Branch, Checkpoint, HeldLease, Lifetime, Replica, SearchHit, Se
 
 
 def fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`set` and `bytes` of a body. Raises InvalidValue."""
+    """The parts `set` and `bytes` of a body. Raises InvalidValue."""
     if not isinstance(values, Mapping):
         raise InvalidValue(f"fields must come as a mapping, not as {type(values).__name__}")
     for key, value in values.items():
@@ -50,7 +50,7 @@ def fields(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expectations(expect: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`expect` and its companions in a body. Raises InvalidValue."""
+    """The parts of a body for `expect`. Raises InvalidValue."""
     body: dict[str, Any] = {}
     for key, value in (expect or {}).items():
         codec.encode_key(key)
@@ -143,7 +143,7 @@ def tags(tag: Mapping[str, str | Iterable[str]] | None, untag: Mapping[str, str 
 
 
 def made(kind: type[T], found: Mapping[str, Any]) -> T:
-    """A value of the package from an answer, which may have more fields in a later release, or fewer."""
+    """Make a value of a class of the package from an answer, which may have more or fewer fields in another release."""
     absent = dataclasses.MISSING
     names = [each.name for each in dataclasses.fields(kind) if each.name in found or each.default is absent]
     return kind(**{name: found[name] for name in names})
@@ -155,7 +155,7 @@ def held_lease(found: Mapping[str, Any]) -> HeldLease:
 
 
 def shown(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an answer, bytes among them."""
+    """The fields of an answer, including those that are bytes."""
     return as_text.together(found["fields"], found.get("bytes") or {})
 
 
@@ -242,7 +242,9 @@ INSTEAD = {
     "settings": "they are the service's",
     "view": "read get_all(), or use a transaction",
 }
-"""Advice for each name that only the direct store has; for all others: use the direct store."""
+"""Advice for a name that only the direct store has.
+
+For names that are not listed, the advice is to use the direct store."""
 OPTIONS = {
     "merge": "without it the function runs again on the newest state",
     "advisory": "without it others' writes are refused, too",
@@ -263,7 +265,7 @@ OPTIONS = {
     "group": "keep the position, and give it as since=",
     "progress": _DIRECT,
 }
-"""The same for options of methods that exist here."""
+"""Advice for options that only the direct store has, of methods that exist here."""
 
 
 def refuse_options(method: str, given: Iterable[str]) -> None:
@@ -275,7 +277,7 @@ def refuse_options(method: str, given: Iterable[str]) -> None:
 
 
 def refuse(remote: object, name: str, direct: Callable[[], type]) -> Exception:
-    """The error for a name that a remote object lacks; `direct` is the class that it stands for."""
+    """The error for a name that a remote object lacks; `direct` is the corresponding class of the direct store."""
     if name.startswith("_") or not hasattr(direct(), name):
         return AttributeError(f"{type(remote).__name__!r} object has no attribute {name!r}")
     return ConfigurationError(f"{name} is not there on a remote store: {INSTEAD.get(name, _DIRECT)}")
