@@ -248,10 +248,18 @@ class AgentState(BaseModel):
         return (cls() if session_id is None else cls(session_id=Ref("session", session_id).id)).new_task(text)
 
     def new_task(self, text: str) -> Self:
-        """Begin the next task of the conversation: the memory holds only the goal, and iterations start at 0."""
+        """Begin the next task of the conversation: the memory holds only the goal, and iterations start at 0.
+
+        After a task that ended in phase "error", the history first gets its error, as a message of the assistant.
+        """
         memory = WorkingMemory(goal=text_of(text, "the user's input"))
         begun = self._move("new_task", memory=memory, iteration=0, final_answer=None, error_message=None)
-        return begun.with_messages(Message(role="user", content=text, timestamp=begun.updated_at))
+        asked = Message(role="user", content=text, timestamp=begun.updated_at)
+        if self.phase != AgentPhase.ERROR or self.error_message is None:
+            return begun.with_messages(asked)
+        error, marked = f"[Error] {self.error_message}", {"is_error": True}
+        failed = Message(role="assistant", content=error, metadata=marked, timestamp=self.updated_at)
+        return begun.with_messages(failed, asked)
 
     def to_executing(self) -> Self:
         """Work: the plan is ready, the user has answered, or reflection confirmed the plan."""
@@ -270,12 +278,12 @@ class AgentState(BaseModel):
         return self._move("needs_input")
 
     def to_done(self, answer: str) -> Self:
-        """End with an answer, which becomes the last message."""
+        """End with an answer, which becomes the last message. Possible in every phase but "done", as `to_error` is."""
         done = self._move("task_complete", final_answer=text_of(answer, "an answer"))
         return done.with_messages(Message(role="assistant", content=answer, timestamp=done.updated_at))
 
     def to_error(self, message: str) -> Self:
-        """End without an answer."""
+        """End without an answer; `new_task` begins again."""
         return self._move("fail", error_message=text_of(message, "an error message"))
 
     def record_observation(self, thought: str, call: ToolCall) -> Self:

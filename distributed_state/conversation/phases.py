@@ -126,7 +126,10 @@ DEFAULT = StateMachine(
         **TASK_MACHINE.table,
         **REASONING_MACHINE.table,
         ("planning", "needs_input"): "waiting_feedback",
+        ("idle", "task_complete"): "done",
         ("planning", "task_complete"): "done",
+        ("waiting_feedback", "task_complete"): "done",
+        ("error", "task_complete"): "done",
         ("reflecting", "resume"): "executing",
         ("reflecting", "needs_input"): "waiting_feedback",
         ("waiting_feedback", "replan"): "planning",
@@ -134,13 +137,15 @@ DEFAULT = StateMachine(
         ("planning", "fail"): "error",
         ("executing", "fail"): "error",
         ("waiting_feedback", "fail"): "error",
+        ("error", "fail"): "error",
         ("done", "new_task"): "planning",
+        ("error", "new_task"): "planning",
     },
     initial="idle",
     name="default machine",
     final=frozenset({"done", "error"}),
 )
-"""Both tables above, with direct answers to simple questions, failure from any phase, and a next task."""
+"""Both tables above, with an answer or a failure from every phase but done, and a next task after done and error."""
 
 
 async def transition(

@@ -206,18 +206,15 @@ def in_phase(phase: str) -> AgentState:
     return AgentState(session_id="s", phase=phase)
 
 
+BUT_DONE = {"idle", "planning", "executing", "reflecting", "waiting_feedback", "error"}
 MOVES: dict[str, tuple[Callable[[AgentState], AgentState], set[str], str]] = {
-    "new_task": (lambda state: state.new_task("go"), {"idle", "done"}, "planning"),
+    "new_task": (lambda state: state.new_task("go"), {"idle", "done", "error"}, "planning"),
     "to_executing": (AgentState.to_executing, {"planning", "reflecting", "waiting_feedback"}, "executing"),
     "to_reflecting": (AgentState.to_reflecting, {"executing"}, "reflecting"),
     "to_planning": (AgentState.to_planning, {"executing", "reflecting", "waiting_feedback"}, "planning"),
     "to_waiting": (AgentState.to_waiting, {"planning", "executing", "reflecting"}, "waiting_feedback"),
-    "to_done": (lambda state: state.to_done("42"), {"planning", "executing", "reflecting"}, "done"),
-    "to_error": (
-        lambda state: state.to_error("no"),
-        {"idle", "planning", "executing", "reflecting", "waiting_feedback"},
-        "error",
-    ),
+    "to_done": (lambda state: state.to_done("42"), BUT_DONE, "done"),
+    "to_error": (lambda state: state.to_error("no"), BUT_DONE, "error"),
     "record_observation": (
         lambda state: state.record_observation("so", ToolCall(tool_name="f")),
         {"executing"},
@@ -291,6 +288,19 @@ def test_the_next_task_starts_with_an_empty_memory_and_the_whole_history() -> No
     assert state.memory == WorkingMemory(goal="two")
     assert (state.phase, state.iteration, state.final_answer) == ("planning", 0, None)
     assert [each.role for each in state.history] == ["user", "assistant", "tool", "assistant", "user"]
+
+
+def test_the_task_after_a_failed_one_keeps_the_error_in_the_history() -> None:
+    failed = AgentState.from_user_input("one").to_executing().to_error("no calculator")
+    state = failed.new_task("two")
+    assert (state.phase, state.error_message, state.memory) == ("planning", None, WorkingMemory(goal="two"))
+    assert [(each.role, each.content) for each in state.history] == [
+        ("user", "one"),
+        ("assistant", "[Error] no calculator"),
+        ("user", "two"),
+    ]
+    answered = failed.to_done("42").new_task("two")
+    assert [each.content for each in answered.history] == ["one", "42", "two"]
 
 
 @pytest.mark.parametrize("thought", ["I should look it up", ""])

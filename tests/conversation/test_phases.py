@@ -113,9 +113,10 @@ def test_the_default_covers_both_examples() -> None:
     assert REASONING_MACHINE.final == DEFAULT.final == {"done", "error"}
 
 
-def test_whatever_is_not_over_can_fail_and_can_be_reached() -> None:
-    for state in DEFAULT.states - DEFAULT.final:
+def test_every_phase_but_done_can_end_and_can_be_reached() -> None:
+    for state in DEFAULT.states - {"done"}:
         assert DEFAULT.next(state, "fail") == "error"
+        assert DEFAULT.next(state, "task_complete") == "done"
     for machine in (DEFAULT, TASK_MACHINE, REASONING_MACHINE):
         reached = {machine.initial}
         for _ in machine.states:
@@ -123,6 +124,6 @@ def test_whatever_is_not_over_can_fail_and_can_be_reached() -> None:
         assert reached == machine.states
 
 
-def test_a_task_that_is_over_gives_way_to_the_next_and_an_error_to_nothing() -> None:
+def test_the_next_task_begins_after_an_answer_and_after_an_error() -> None:
     assert DEFAULT.events("done") == ("new_task",)
-    assert DEFAULT.events("error") == ()
+    assert set(DEFAULT.events("error")) == {"new_task", "task_complete", "fail"}
