@@ -24,7 +24,7 @@ _levels: ContextVar[Mapping[int, Level] | None] = ContextVar("distributed_state_
 
 
 def noted(actor: Any) -> str:
-    """Convert an actor to the form that commits record."""
+    """Convert an actor to the form that is stored in commits."""
     if not isinstance(actor, str) or len(actor) > _MOST:
         raise InvalidValue(f"an actor is a str of at most {_MOST} characters, not {actor!r:.80}")
     return escape(actor)
@@ -36,7 +36,7 @@ def actor() -> str:
 
 
 def acting_as(actor: str) -> AbstractContextManager[None]:
-    """Record `actor` with each commit made inside."""
+    """Record `actor` with each commit made inside `with`."""
     name = noted(actor)
     if not name:
         raise InvalidValue("an actor is a non-empty str")
@@ -44,13 +44,13 @@ def acting_as(actor: str) -> AbstractContextManager[None]:
 
 
 def level(settings: Settings) -> Level | None:
-    """The level that this context sets for the store of these settings, None if it sets none."""
+    """The level that this context sets for the store with these settings, None if it does not set one."""
     levels = _levels.get()
     return None if levels is None else levels.get(id(settings))
 
 
 def durable(settings: Settings, level: Level) -> AbstractContextManager[None]:
-    """Require this level for each commit made inside to the store of these settings."""
+    """Require this level for each commit made inside `with` to the store with these settings."""
     return _set(_levels, {**(_levels.get() or {}), id(settings): level})
 
 

@@ -1,11 +1,11 @@
-"""One pass of the archiver over some partitions. Law: commits are compared by identity, never by numbers.
+"""One pass of the archiver over some partitions. Law: commits are compared by their events, never by offset or version.
 
-An offset does not identify a history: a Redis that lost its last seconds assigns their offsets and versions again, to
-other commits. So the journal's entry at SQL's cursor is compared by its event. Unless it exists and is the same,
-nothing of the journal is archived, settled or trimmed.
+An offset does not identify a commit: a Redis that lost its last seconds gives the same offsets and versions to other
+commits. Therefore the event of the journal's entry at SQL's cursor is compared. Unless that entry exists and has the
+same event, no entry of the journal is archived, marked as archived or trimmed.
 
-A fully archived journal is idle (`IdleJournals`): the next entry is published, so the partition is checked every few
-seconds instead of several times a second. The next check makes up for a message that a dead link does not receive.
+A fully archived journal is idle (`IdleJournals`). Its next entry is published, so the partition is checked every few
+seconds instead of several times a second. If a dead link misses that message, the next check finds the entry.
 
 Design: section 9.
 """
@@ -35,9 +35,9 @@ class Pass:
 
     `fits` has the cursors, moved by it or not, of partitions whose journals continue SQL; `carried` the events that it
     brought to SQL, `count` their number; `misfits` the reason why another partition cannot continue. `doubtful` are
-    journals that did not fit the cursor read before them. `batches` are to be inserted, `settled` holds the entries
-    that SQL has after that, with their epoch. `size` is in bytes; `more`: whether entries were left in a journal that
-    it read.
+    journals that did not match the cursor that was read before them. `batches` are to be inserted, `settled` holds the
+    entries that SQL has after that, with their epoch. `size` is in bytes; `more`: whether the pass left entries in a
+    journal that it read.
     """
 
     done: Signal
@@ -68,7 +68,7 @@ class Pass:
         if not entries:
             return
         self.settled[partition] = (journal.epoch, entries)
-        # Not where the journal and SQL do not fit, because there is no reason to hurry.
+        # Partitions whose journal does not match SQL do not count: another pass at once would not help.
         self.more = self.more or not whole or len(journal.onward) == most
         self.size += entries[-1].total_bytes - entries[0].total_bytes
         fresh = [entry for entry in entries if entry.offset > cursor.offset]
@@ -85,12 +85,12 @@ class Pass:
                 self.carried[partition] = {entry.event for entry in batch.entries} - moved[partition]
                 self.count += len(batch.entries)
             else:
-                # Another archiver was faster, or the epoch was closed.
+                # Another archiver was faster, or the epoch has ended.
                 del self.fits[partition]
                 del self.settled[partition]
 
     def stop_at(self, partition: int, offset: int, why: str) -> None:
-        """Leave out an entry that cannot be archived now, and all later ones. Nothing was inserted yet."""
+        """Leave out an entry that cannot be archived now, and all later ones. Called before anything is inserted."""
         self.misfits[partition] = why
         epoch, entries = self.settled.pop(partition)
         batches = []
@@ -137,7 +137,7 @@ def grouped(partitions: Sequence[int], places: Mapping[int, PartitionState]) -> 
 
 
 def misfit(cursor: Cursor | None, journal: Journal) -> str:
-    """Why a journal does not continue SQL, at a cursor that was read before the journal; '' if it does."""
+    """Why a journal does not continue SQL at this cursor, which was read before the journal; '' if it does."""
     if cursor is None or cursor.epoch != journal.epoch:
         return f"Redis is at epoch {journal.epoch}, SQL at {cursor.epoch if cursor else 'none'}"
     here = [entry for entry in journal.onward if entry.offset == cursor.offset]
@@ -152,9 +152,9 @@ def misfit(cursor: Cursor | None, journal: Journal) -> str:
 
 
 class IdleJournals:
-    """The journals that this replica archives, and since when each is idle. Without a link, none ever is.
+    """The journals that this replica archives, and since when each is idle. Without a link, no journal is idle.
 
-    The embedded server does not use this, because no check would wake it.
+    An embedded server does not use this, because it has no link whose messages wake the archiver.
     """
 
     def __init__(self, port: Port, keys: Keys, link: Link | None) -> None:
@@ -163,8 +163,8 @@ class IdleJournals:
         self._link = link
         self._mine = set[int]()
         self._seen: dict[int, tuple[str, int]] = {}
-        self._clean: dict[int, float] = {}  # since when nothing was written, by checks; by the monotonic clock
-        self._written: dict[int, float] = {}  # when their last message came, including the confirmation
+        self._clean: dict[int, float] = {}  # since when nothing was written, as found by checks; monotonic clock
+        self._written: dict[int, float] = {}  # time of the last message or of the confirmation
         self.written = port.signal()
 
     def watch(self, partitions: Iterable[int]) -> None:
@@ -184,7 +184,7 @@ class IdleJournals:
         self.written.set()
 
     def looked(self, asked: float, states: Mapping[int, PartitionState]) -> None:
-        """Note the states of journals that were requested at this moment; other journals are not idle."""
+        """Note the states of these journals, requested at this time; all other journals are not idle."""
         clean = {}
         for partition, state in states.items():
             before, self._seen[partition] = self._seen.get(partition), (state.epoch, state.offset)
@@ -194,9 +194,9 @@ class IdleJournals:
         self._clean = clean
 
     def since(self, partition: int) -> float | None:
-        """Since when, as far as we know, nothing was written to it; None if it is not idle."""
+        """The time since which nothing is known to have been written to a journal; None if it is not idle."""
         clean = self._clean.get(partition)
-        # A message of the same moment counts as later, so that a late message is not missed.
+        # A message at the same time counts as later than the check.
         if clean is None or self._link is None or self._written.get(partition, inf) >= clean:
             return None
         return clean if self._link.confirmed(self._keys.partition(partition).journal) else None

@@ -1,8 +1,8 @@
-"""The archiver: journal -> SQL. Law: SQL first, then settle, then trim; only SQL's cursor decides which archiver won.
+"""The archiver: journal -> SQL. Law: insert into SQL, then mark as archived, then trim; SQL's cursor decides a race.
 
-If the journal does not continue SQL (see `archive_pass`), the partition is diverged, and nothing is archived. The
-cursor is read before the journal: if it were read later, another archiver might have moved it meanwhile, and a healthy
-journal would not fit. The partition counts as diverged only if a second read finds the cursor unmoved.
+If the journal does not continue SQL (see `archive_pass`), the partition is diverged, and is not archived. The cursor is
+read before the journal: otherwise another archiver might move it in between, and a healthy journal would not match. The
+partition counts as diverged only if a second read finds the cursor unmoved.
 
 Design: section 9.
 """
@@ -42,7 +42,7 @@ _SHORTEST = 0.001
 
 
 class Archiver:
-    """Archives commits of some partitions. Two archivers on one partition are harmless, only wasteful."""
+    """Archives commits of some partitions. Two archivers on one partition are harmless, but wasteful."""
 
     def __init__(
         self,
@@ -76,14 +76,14 @@ class Archiver:
         self._job: Job | None = None
         self.idle_journals = idle_journals
         self.archived = 0
-        self.failure = ""  # why the last round failed; "" if it did not
+        self.failure = ""  # why the last round failed, "" if it succeeded
         self.behind = False  # whether the last pass left entries in a journal that it read
         self.diverged: dict[int, str] = {}
         self._refused: set[int] = set()  # partitions in which SQL did not take the next entry
         self.telemetry = warm.telemetry
-        self.places: dict[int, PartitionState] = {}  # as last seen
+        self.places: dict[int, PartitionState] = {}  # the state at the last look
         self.quarantined: int | None = None  # entries in SQL's quarantine; None: not counted yet
-        self.newest_quarantined: tuple[str, int, str] | None = None  # its record, version and the reason
+        self.newest_quarantined: tuple[str, int, str] | None = None  # record, version and reason of the newest of them
         self._quarantined_at = 0.0
 
     @property
@@ -93,7 +93,7 @@ class Archiver:
 
     @property
     def trouble(self) -> tuple[str, dict[int, str]]:
-        """Why the last round failed, "" if it did not; and why own partitions are not archived at all, by partition."""
+        """Why the last round failed ("" if it succeeded), and why partitions of this replica are not archived."""
         mine = set(self.mine)
         return self.failure, {each: why for each, why in list(self.diverged.items()) if each in mine}
 
@@ -112,30 +112,30 @@ class Archiver:
             await self._assignment.leave()
 
     async def keep(self, names: RecordKeys, done: Committed, event: str) -> None:
-        """Archive a commit. Raises ColdUnavailable if that is impossible, SQL refuses it, or Redis lost it before."""
+        """Archive a commit. Raises ColdUnavailable if SQL is down or refuses it, or Redis lost it before."""
         lost = ColdUnavailable(f"partition {names.partition}: Redis lost it before it was archived")
         try:
             if await self.reach(names.partition, done.epoch, done.offset, event):
                 return
         except ColdUnavailable as error:
             lost = error
-        # Another archiver went past its offset, or its epoch has ended: with the commit, or after Redis had lost it.
+        # Another archiver passed its offset, or its epoch ended. SQL says whether the commit was archived or lost.
         if not await self._port.sql(self._cold.holds, names.ref.text, done.version, event):
             if why := await self._port.sql(self._cold.refusal, event):
                 raise ColdUnavailable(f"partition {names.partition}: it is in quarantine: {why}")
             raise lost
 
     async def reach(self, partition: int, epoch: str, offset: int, event: str) -> bool:
-        """Archive a partition up to an entry of its journal; returns whether SQL took this entry for certain.
+        """Archive a partition up to an entry of its journal; returns whether SQL certainly has this entry now.
 
-        Otherwise SQL has passed the entry that the journal now holds at that offset. Raises ColdUnavailable if
+        False means that SQL's cursor is past that offset, perhaps with another entry. Raises ColdUnavailable if
         archiving is impossible.
         """
-        later = False  # whether the pass certainly read the journal after this call began
+        later = False  # whether the pass certainly read the journal after this call had begun
         while True:
             cursor = self._cursors.get(partition)
             if cursor is not None and (cursor.epoch, cursor.offset, cursor.event) == (epoch, offset, event):
-                return False  # SQL has passed it, and may have put it into quarantine
+                return False  # SQL's cursor is past it; the entry may be in quarantine
             passed = self._driven.get(partition)
             if passed is None:
                 passed = await self._port.drive(self._drive([partition]))
@@ -151,13 +151,13 @@ class Archiver:
                     return False
                 passed.refuse([partition])
                 if fits is None:
-                    await self._port.sleep(0.002)  # another archiver was faster, or is at it
+                    await self._port.sleep(0.002)  # another archiver was faster, or is archiving it
             later = True
 
     async def bring(
         self, partition: int, epoch: str, offset: int, event: str, read: Callable[[], T], *, long: bool
     ) -> T:
-        """As `reach`, then the result of `read`, once SQL has everything: SQL may have been restored to an older state.
+        """Do as `reach`, then return the result of `read`, once SQL, which may have been restored, has everything.
 
         `long`: see `ColdStore.read_if`.
         """
@@ -167,7 +167,7 @@ class Archiver:
 
         while True:
             await self.reach(partition, epoch, offset, event)
-            # One thread call and one transaction for both: a second one would cost as much as a short read.
+            # One thread call and one transaction do both: a second one would cost as much as a short read.
             found: list[T] = await self._port.sql(partial(self._cold.read_if, partition, there, read, long=long))
             if found:
                 return found[0]
@@ -179,10 +179,10 @@ class Archiver:
         return cursor.epoch == epoch and cursor.offset >= offset
 
     async def drain(self, partitions: Iterable[int] | None = None) -> int:
-        """Archive everything written so far; returns how many commits. Later writes of others are not waited for.
+        """Archive everything written so far, without waiting for later writes; returns the number of commits.
 
-        A partition that belongs to an earlier life of its server, or that Redis lost, is started first: commits that it
-        lacks may still be known to the workers that wrote them, and are archived with it.
+        A partition with an earlier data id, or that Redis lost, is started first: workers may still have commits that
+        it lacks, which are then archived too.
         """
         wanted = range(self._keys.partitions) if partitions is None else partitions
         before = self.archived
@@ -201,10 +201,11 @@ class Archiver:
         return self.archived - before
 
     async def insist(self) -> None:
-        """Raise WarmUnavailable unless the servers asked here have the newest epochs known to SQL.
+        """Raise WarmUnavailable unless the servers have the newest epochs that SQL has.
 
-        A primary that was cut off stays in an epoch that has ended, without the writes that the new primary accepts.
-        SQL knows each epoch before anything is written in it, so no write acknowledged before this call is missed.
+        A primary that was cut off from the others stays in an epoch that has ended, without the writes that the new
+        primary accepts. SQL has each epoch before the first write in it, so no write acknowledged before this call is
+        missed.
         """
         if self._settings.url is not None:
             await self._warm.patiently(self._compare_epochs)
@@ -219,9 +220,9 @@ class Archiver:
             raise WarmUnavailable(text % (len(over), over[0]))
 
     async def unreached(self, goals: dict[int, tuple[str, int]]) -> dict[int, tuple[str, int]]:
-        """Those of these entries (epoch and offset by partition) that are not known to be archived.
+        """The entries among these (epoch and offset by partition) that are not known to be archived.
 
-        Tries once. An entry of an ended epoch is archived, or never will be.
+        Tries once. An entry of an epoch that ended is archived already, or never will be.
         """
         places = await self._partitions.reachable_states(self._keys_of(goals))
         return {
@@ -231,11 +232,11 @@ class Archiver:
         }
 
     async def anybody(self, now: float) -> bool:
-        """Whether any replica of the fleet archives, at this time of the server's clock."""
+        """Whether any replica of the fleet archives now, by the server's clock."""
         return await self._assignment.anybody(now)
 
     async def _unarchived(self, partitions: Iterable[int]) -> dict[int, PartitionState]:
-        """Those of the partitions that hold unarchived commits, after all have started."""
+        """The partitions with unarchived commits, after all of these were started."""
         places = await self._partitions.states(self._keys_of(partitions))
         if ended := [*self.of_other_lives(places), *await self._emptied(places)]:
             for partition in ended:
@@ -244,20 +245,20 @@ class Archiver:
         return self._behind(places)
 
     async def _emptied(self, places: Mapping[int, PartitionState]) -> list[int]:
-        """Those of the partitions that SQL knows and Redis does not. An embedded Redis ends with its only writer."""
+        """The partitions that SQL has and Redis lacks. An embedded Redis always ends with its only writer."""
         empty = [each for each, place in places.items() if not place.epoch]
         known = await self._port.sql(self._cold.cursors) if empty and self._settings.url is not None else {}
         return [each for each in empty if each in known]
 
     def of_other_lives(self, places: Mapping[int, PartitionState]) -> list[int]:
-        """Those of the partitions that belong to an earlier life of their server."""
+        """The partitions with an earlier data id than their server's."""
         lives = {each: self._port.known_life(self._port.node_of(self._keys.partition(each).meta)) for each in places}
         return [each for each, place in places.items() if place.epoch and place.life != (lives[each] or place.life)]
 
     def _behind(self, places: dict[int, PartitionState]) -> dict[int, PartitionState]:
         for partition in sorted(self.diverged.keys() & places.keys() & self.places.keys()):
             if self.places[partition].epoch != places[partition].epoch:
-                del self.diverged[partition]  # it was repaired
+                del self.diverged[partition]  # the partition was repaired
         self.places.update(places)
         return {partition: place for partition, place in places.items() if place.offset > place.archived}
 
@@ -276,9 +277,9 @@ class Archiver:
     # One pass
 
     async def _drive(self, partitions: Sequence[int]) -> Pass:
-        """One pass over those partitions that no other caller of this replica archives now.
+        """One pass over the partitions that no other caller in this replica archives now.
 
-        For `Port.drive`: other callers wait for the pass as long as it is noted here.
+        Passed to `Port.drive`: other callers wait for the pass as long as it is noted here.
         """
         passed = Pass(self._port.signal())
         with self._mutex:
@@ -296,7 +297,7 @@ class Archiver:
 
     @observed("archive", "cold", several)
     async def _archive(self, partitions: Sequence[int], passed: Pass) -> None:
-        """Read, compare, insert, settle, trim."""
+        """Read, compare, insert, mark as archived, trim."""
         cursors = await self._known(partitions)
         await self._read(partitions, passed, cursors)
         await self._insert(passed)
@@ -315,7 +316,7 @@ class Archiver:
             try:
                 passed.inserted(await self._port.sql(self._cold.archive, [batch for _, batch in passed.batches]))
                 break
-            # No batch was inserted, as it was one transaction.
+            # It was one transaction, so no batch was inserted.
             except UnknownOperation as error:
                 self._stop(passed, {error.partition: (error.offset, str(error))})
             except Stopped as error:
@@ -357,7 +358,7 @@ class Archiver:
         return {each: kept for each, kept in known.items() if kept is not None}
 
     async def _diverged(self, doubtful: dict[int, str], cursors: dict[int, Cursor]) -> dict[int, str]:
-        """Those whose cursor in SQL has not moved since and which cannot be healed; others restarted or went on."""
+        """The partitions whose cursor in SQL has not moved and that cannot be healed; others restarted or continued."""
         stored = await self._port.sql(self._cold.cursors)
         found = {}
         for partition, why in doubtful.items():
@@ -371,7 +372,7 @@ class Archiver:
         return found
 
     async def _settle(self, passed: dict[int, tuple[str, list[JournalEntry]]]) -> None:
-        """Settle also entries that SQL already has: an archiver that died before settling left them in the journal."""
+        """Also mark entries that SQL had before: an archiver that died in between left them unmarked in the journal."""
         calls = []
         for partition, (epoch, entries) in passed.items():
             latest = {entry.record: entry for entry in entries if entry.record}
@@ -386,12 +387,12 @@ class Archiver:
         trims = [
             (self._keys.partition(partition), epoch, entries[-1]) for partition, (epoch, entries) in passed.items()
         ]
-        # In an exchange of its own, so that settling has ended, with any result, when the journal is trimmed.
+        # In a separate exchange, so that marking has ended, with any result, before the journal is trimmed.
         for partition, answer in zip(passed, await self._partitions.trim(trims), strict=True):
             if isinstance(answer, StateError):
                 log.warning("trim: %s", answer)
             elif answer[0] == b"epoch":
-                # The data or its server has changed since, and perhaps no writer has noticed.
+                # The data or the server changed meanwhile, perhaps unnoticed by writers.
                 await self._started(partition)
 
     # In the background
@@ -399,7 +400,7 @@ class Archiver:
     async def _run(self) -> None:
         longest = pause = self._settings.archive_every
         while True:
-            # Reset here, because other drivers only set it.
+            # Reset only here; other callers of a pass only set it.
             self.behind = idle = False
             self.idle_journals.written.clear()
             try:
@@ -408,7 +409,8 @@ class Archiver:
                 idle = self.idle_journals.all_idle(self._assignment.mine)
                 moved = (await self._drive(list(found))).count
                 fills = (place.fill(self._settings) for each, place in found.items() if each not in self.diverged)
-                # So that meanwhile a journal becomes at most a quarter full: a full one refuses commits.
+                # The pause is short enough that a journal becomes at most a quarter full meanwhile: a full one refuses
+                # commits.
                 pause = min(max(pause * 0.25 / max([0.125, *fills]), _SHORTEST), longest)
                 await self._count_quarantined()
                 self.failure = ""
@@ -423,11 +425,11 @@ class Archiver:
             if idle and not await self.idle_journals.written.wait(max(pause, min(self._rounds.left, ROUND_SECONDS))):
                 continue
             if not moved or not self.behind:
-                # In larger groups, commits are archived at a fraction of the cost.
+                # After a pause commits are archived in larger groups, at a fraction of the cost.
                 await self._port.sleep(pause)
 
     async def _look(self) -> dict[int, PartitionState]:
-        """The state of our partitions."""
+        """Look at the state of this replica's partitions."""
         mine = self._assignment.mine
         self.idle_journals.watch(mine)
         asked = self._port.monotonic()
@@ -437,7 +439,7 @@ class Archiver:
         return places
 
     async def _look_for_other_lives(self, places: dict[int, PartitionState]) -> None:
-        """Restart partitions of an earlier life of their server, even if nothing is written there."""
+        """Start partitions with an earlier data id again, even if nothing is written there."""
         for partition in self.of_other_lives(places):
             await self._started(partition)
 
@@ -448,10 +450,10 @@ class Archiver:
             log.warning("archiver: partition %d: %s", partition, error)
 
     async def _hold(self) -> None:
-        """Keep our share of the partitions. If the server cannot be asked, archive the previous share anyway.
+        """Keep this replica's share of the partitions; if the server does not answer, continue with the previous share.
 
-        One server of a cluster has the list of archivers; without it the journals of the others would fill up. Two
-        archivers on one partition are harmless.
+        One server of a cluster has the list of archivers. While it is down, the journals on the others would fill up.
+        Two archivers on one partition are harmless.
         """
         try:
             await self._assignment.hold()
@@ -462,7 +464,7 @@ class Archiver:
             log.warning("archiver: %s", error)
 
     async def _count_quarantined(self) -> None:
-        """Count the entries in SQL's quarantine from time to time, if metrics are collected."""
+        """From time to time count the entries in SQL's quarantine, if metrics are collected."""
         now = self._port.monotonic()
         if self.telemetry.measures and now >= self._quarantined_at:
             self._quarantined_at = now + _QUARANTINED_SECONDS

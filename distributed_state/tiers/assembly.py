@@ -1,18 +1,19 @@
-"""The three tiers of a process, for every thread and event loop. Law: they are made and closed here.
+"""The three tiers of a process, for all its threads and event loops. Law: they are made and closed only here.
 
 Known ids save queries to SQL. Redis has the ids of all records of a partition (known_ids.lua). A replica has the ids of
-records that it wrote, which exist, and of those that SQL did not have (`KnownIds`). Such a miss leaves a hydration
-token in Redis for half a minute, which every commit and every hydration of that record removes. While the same token
-exists, SQL still has no such record. Tokens are never used twice, and a token of another epoch proves nothing.
+records that it wrote, which exist, and of records that it did not find in SQL (`KnownIds`). When SQL does not have a
+record, a hydration token is left in Redis for half a minute; every commit and every hydration of the record removes it.
+While the same token exists, SQL still does not have the record. Tokens are never used twice, and a token of another
+epoch is not valid.
 
-*Without the token, a record could be started a second time although another worker had started and archived it, and it
-had expired meanwhile.*
+*Without the token, a record could be started a second time: another worker had started and archived it, and it had left
+Redis again.*
 
-Branches are kept in SQL before their event is published. The replica that keeps them publishes it or, if that process
-dies in between, a replica that archives the partition. The event's id is derived from the branch, so it is published
-once.
+Branches are kept in SQL before their event is published. The replica that keeps a branch publishes the event; if that
+process dies in between, a replica that archives the partition does. The event's id is derived from the branch, so it is
+published once.
 
-Closing tries every step, even after one fails.
+Closing tries every step, even if an earlier one fails.
 
 Design: sections 10, 14.
 """
@@ -60,10 +61,10 @@ log = logging.getLogger(__name__)
 Step = Callable[[], Awaitable[None] | None]
 _LOOK_EVERY = 0.05  # seconds between two looks at the last archiving
 _LOOK_SECONDS = 15.0  # between two looks for branches whose event was not published
-_CLOCKS_MS = 600_000  # how far the clock of the process that kept a branch may be ahead of Redis' clock
+_CLOCKS_MS = 600_000  # maximum lead of a replica's clock over Redis' clock, for the time at which a branch was kept
 _KNOWN_IDS = 16_384
 _SILENCE = 1.0  # seconds without an answer after which a replica counts as silent
-_SILENT_SECONDS = 10.0  # how long a replica that did not answer is not waited for
+_SILENT_SECONDS = 10.0  # seconds for which a silent replica is not waited for again
 
 
 class Tiers:
@@ -148,7 +149,7 @@ class Tiers:
         check_staleness(max_staleness)
         most = self.settings.max_staleness
         if 0 < most < max_staleness:
-            # Limiting it silently would look like a broken cache. With hot off (0) every read is fresh enough.
+            # A silent limit would look like a broken cache. With hot off (0) every read is fresh enough.
             text = f"max_staleness={max_staleness:g} is more than the store's {most:g}, and hot reads are never older"
             raise InvalidValue(f"{text}: leave it out, or open the store with max_staleness={max_staleness:g}")
         entry = self.hot.entries.get(text)
@@ -173,7 +174,8 @@ class Tiers:
         silent: list[str] = []
         with self._mutex:
             self._listening[text] = names.channel
-            # Records read only once are never kept, so records without a hot copy have a limit of their own.
+            # Records that are read only once are not kept in hot, so subscriptions for records without a hot copy have
+            # their own limit.
             while len(self._listening) - len(silent) > 2 * self.settings.hot_entries + 100:
                 oldest = next(iter(self._listening))
                 self._listening[oldest] = self._listening.pop(oldest)
@@ -187,7 +189,7 @@ class Tiers:
         channel = self._listening.pop(text, None)
         if channel is not None:
             self.link.leave(channel)
-        # Last: a load that started while we listened must not be kept.
+        # Last, so that a load that started during the subscription is not kept.
         self.hot.forget(text)
 
     def _receive(self, channel: bytes, payload: bytes) -> None:
@@ -202,13 +204,13 @@ class Tiers:
             self.hot.apply(self.keys.text_of(channel), epoch.decode(), int(version), ops)
 
     def see(self, partition: int, epoch: str) -> None:
-        """Note the epoch of an answer, "" for none; a new one drops cached data of an earlier life of Redis."""
+        """Note the epoch of an answer ("": none). A new epoch drops data cached under the earlier one."""
         known = self._epochs.get(partition)
         if known != epoch and (known or epoch):
             if known:
-                # Emptying one partition empties the whole server, and nothing shows which entries changed.
+                # If one partition was emptied, the whole server was, and it is unknown which entries changed.
                 self.link.renew(partition)
-                # Their channels are confirmed already, and will not be again.
+                # Their channels are confirmed already, so no later confirmation restores them.
                 self.refill.add([at for text in self.hot.all_aside() if (at := self._listening.get(text))])
             self._epochs[partition] = epoch
 
@@ -217,11 +219,11 @@ class Tiers:
         return self._epochs.get(partition, "")
 
     async def _epochs_over(self) -> dict[int, Position]:
-        """A consumer's positions in partitions of which Redis has nothing, from the epochs in SQL."""
+        """A consumer's positions in partitions that Redis lacks, from the epochs in SQL."""
         try:
             over = await self.port.sql(self.cold.last_events)
         except ColdUnavailable:
-            return {}  # as if there were none: at worst a consumer gets a resync without having missed anything
+            return {}  # as if SQL had no epochs: at worst a consumer gets a resync without having missed an event
         return {at: Position.behind(epochs, known) for at, (epochs, known) in over.items()}
 
     def lock(self, names: RecordKeys, *, wait: float, ttl: float, advisory: bool = False, **more: Any) -> AsyncLease:
@@ -229,7 +231,10 @@ class Tiers:
         return AsyncLease(self.leases, names, wait=wait, ttl=ttl, advisory=advisory, **more)
 
     async def listening(self) -> bool:
-        """Wait until every handler listens, so that none misses later writes. Returns whether all of them do."""
+        """Wait until every handler receives events, so that later writes are not missed.
+
+        Returns whether all of them do.
+        """
         until = self.port.monotonic() + min(self.settings.timeout, self.warm.left())
         every = True
         for each in list(self.handlings):
@@ -254,7 +259,7 @@ class Tiers:
             return [], set()
         now = self.port.monotonic()
         known = await self.presence.known()
-        # A replica that was silent a moment ago is not waited for in every partition.
+        # A replica that was silent for one partition is not waited for again in each of the others.
         waited = {each for each in known if now - self._silent.get(each, -math.inf) > _SILENT_SECONDS}
         found, silent = await self.gathering.gather(partition, epoch, waited, silence=_SILENCE)
         self._silent.update(dict.fromkeys(silent, now))
@@ -264,13 +269,14 @@ class Tiers:
         self.branches.noted(kept)
         records = sorted({each.record for each in kept})
         if any(self.archiver.is_at(self.keys.of(Ref.parse(each)).partition) for each in records):
-            # This may run in an archiver pass that starts an epoch: publishing would wait for that same pass.
+            # Publishing is done later: this may run in an archiver pass that starts an epoch, and publishing would wait
+            # for that pass.
             self.port.spawn(partial(self.branches.tell, records), "distributed-state-diverged")
         else:
             await self.branches.tell(records)
 
     async def _late(self, partition: int, epoch: str, entries: list[JournalEntry]) -> None:
-        """Keep this replica's acknowledged commits that were missing when their epoch ended."""
+        """Keep, as branches, acknowledged commits of this replica that were missing when their epoch ended."""
         changes = [entry for entry in entries if entry.record]
         await self.branches.keep(partition, epoch, changes, "its writer did not answer when Redis had lost it")
         alone = [entry for entry in entries if not entry.record]
@@ -318,13 +324,14 @@ class Tiers:
 
     async def close(self) -> None:
         """Stop the background work and drop the connections."""
-        # All are asked to end before any is waited for: otherwise each would wait for a silent server in turn.
+        # All jobs are asked to end before waiting for any of them: otherwise each would wait for a silent server in
+        # turn.
         steps: list[Step] = [] if self.settings.url else [self.archive_rest]
         handlings = list(self.handlings)
         steps += [each.end for each in handlings]
         steps += [each.finish for each in handlings] + [each.close for each in handlings]
         steps += [self.background_events.close, *([self.last_archiving.finish] if self.settings.url else [])]
-        # The roll first: while a job waits for a hanging SQL, this replica would seem to have died.
+        # Leave the list of replicas first: while a job waits for a hanging SQL, this replica would seem to have died.
         steps += [self.port.ask_all, self.presence.close, *(each.close for each in self.workers)]
         steps += [self.refill.close, self.consumers.close, self.gathering.close, self.archiver.close]
         steps += [self.leases.close, self.link.close, self.port.close]
@@ -334,7 +341,7 @@ class Tiers:
 class LastArchiving:
     """Archives this process's commits before its store closes, in `close_timeout` seconds at most.
 
-    It runs in its own thread: a server that does not answer may hold that up, but not the caller of `close`.
+    It runs in its own thread, so that a server that does not answer blocks this thread, but not the caller of `close`.
     """
 
     def __init__(
@@ -349,7 +356,7 @@ class LastArchiving:
         self._why = ""
 
     async def finish(self) -> None:
-        """Wait until everything is archived or the time is over; then log how much is not."""
+        """Wait until everything is archived or the time is over, and log how many commits are not."""
         seconds = self._settings.close_timeout
         self._left = self._unarchived.written()
         if not seconds or not self._left:
@@ -363,14 +370,14 @@ class LastArchiving:
             job.ask()
         if self._left:
             if (account := waited.present()) is not None:
-                account.add(began)  # otherwise the next steps would wait again for a Redis that does not answer
+                account.add(began)  # so that the next steps do not wait again for a Redis that does not answer
             count = f"up to {len(self._unarchived)} commits" if self._unarchived.remembers else "commits"
             text = "close: %s of this process in %d partitions are in Redis and not archived yet: %s"
             log.warning(text, count, len(self._left), self._why)
 
     async def _run(self, over: Signal) -> None:
         try:
-            with waited.call():  # this thread is not part of the call that closes
+            with waited.call():  # this thread has its own account of waited time, apart from the call of `close`
                 await self._unarchived.look()  # drops archived commits, and keeps those that were lost with an epoch
                 await self._archive()
                 await self._unarchived.look()
@@ -382,7 +389,7 @@ class LastArchiving:
     async def _archive(self) -> None:
         self._left = await self._archiver.unreached(self._unarchived.written())
         if self._left and self._settings.archiver:
-            # Even if another worker archives: two at once are harmless, and the other one may be slow, or dead.
+            # Done even if another worker archives: two archivers are harmless, and the other one may be slow or dead.
             await self._archiver.drain(self._left)
             self._left = await self._archiver.unreached(self._left)
         while self._left:
@@ -395,7 +402,7 @@ class LastArchiving:
 
 
 async def try_each(steps: Iterable[Step]) -> None:
-    """Take each step; errors other than StateError, such as a cancellation, are raised after the last one."""
+    """Take each step; an error other than StateError, such as a cancellation, is raised after the last step."""
     failed: BaseException | None = None
     for step in steps:
         try:
@@ -404,14 +411,14 @@ async def try_each(steps: Iterable[Step]) -> None:
                 await waits
         except StateError as error:
             log.warning("close: %s", error)
-        except BaseException as error:  # noqa: BLE001 - steps that are not ended would go on for ever
+        except BaseException as error:  # noqa: BLE001 - jobs that are not asked to end would run forever
             failed = failed or error
     if failed is not None:
         raise failed
 
 
 class Branches:
-    """The branches of a namespace, as one replica keeps them. `count` is their number in SQL; None: not counted yet."""
+    """Keeps branches for one replica. `count` is the number of branches in SQL; None: not counted yet."""
 
     def __init__(self, port: Port, cold: ColdStore, stream: Stream, keys: Keys) -> None:
         self._port = port
@@ -423,10 +430,10 @@ class Branches:
         self.count: int | None = None
 
     async def keep(self, partition: int, epoch: str, entries: Iterable[JournalEntry], cause: str) -> list[Kept]:
-        """Keep commits of a closed epoch that their records do not continue, and publish that; returns the new ones.
+        """Keep commits of an ended epoch outside their records' history, and publish an event; returns the new ones.
 
-        Has no effect on kept, archived or erased commits. The partition must have an epoch again; otherwise the event
-        is published later. Raises ColdUnavailable, and then nothing is kept.
+        Commits that are kept, archived or erased already are skipped. If the partition has no epoch yet, the event is
+        published later. Raises ColdUnavailable, and then nothing is kept.
         """
         kept = await self._port.sql(self._cold.branches.keep, partition, epoch, list(entries), cause)
         self.noted(kept)
@@ -464,7 +471,7 @@ class Branches:
             await self._port.sql(self._cold.branches.told, branch.record, branch.id)
 
     async def look_after(self, partitions: Sequence[int]) -> None:
-        """From time to time, count the branches, and publish unpublished ones in these partitions."""
+        """From time to time count the branches, and publish events of these partitions that were not published."""
         now = self._port.monotonic()
         if now < self._look_at:
             return
@@ -474,7 +481,7 @@ class Branches:
 
 
 class KnownIds(dict[str, str]):
-    """The ids that this replica knows: of records that it wrote, and of records that SQL did not have.
+    """The ids that this replica knows: those of records that it wrote, and of records that SQL did not have.
 
     The key is a record's text; the value is "" if it exists, else the hydration token under which SQL did not have it.
     """
@@ -484,7 +491,7 @@ class KnownIds(dict[str, str]):
         self._mutex = Mutex()
 
     def add(self, text: str, token: str = "") -> None:
-        """Note that the record exists, or did not exist under this token."""
+        """Note that the record exists, or that SQL did not have it under this token."""
         if self.get(text) == token:
             return
         with self._mutex:
@@ -495,8 +502,8 @@ class KnownIds(dict[str, str]):
 
 
 async def leave_mark(ask: Callable[..., Awaitable[Any]], keys: Keys, layout: dict[str, Any]) -> bytes | None:
-    """Get Redis' note about the store; None if there was none, and it is written now. `ask` sends a command."""
-    # Read first: a full Redis refuses SET even where NX would change nothing.
+    """Read Redis' note about the store, or write it and return None if it did not exist. `ask` sends a command."""
+    # Read first: a full Redis refuses SET NX even if the key exists.
     found: bytes | None = await ask(b"GET", keys.store)
     if found is None and await ask(b"SET", keys.store, orjson.dumps(layout), b"NX") is None:
         found = await ask(b"GET", keys.store)

@@ -1,7 +1,7 @@
-"""A change that is being built. Law: everything that can be checked without a server is checked here, before sending.
+"""Builds a change. Law: everything that can be checked without a server is checked here, before sending.
 
-Collected changes may be kept for long, in a batch, a turn and then in hot, so they are compact. If one commit has
-several operations for an item, the last one counts, with its expectation.
+Changes may stay in memory for long, in a batch, a turn and then in hot, so they are compact. If a commit has several
+operations for an item, the last one counts, with its expectation.
 
 Design: section 4.
 """
@@ -27,7 +27,7 @@ from distributed_state.warm.answers import Draft, Expectations
 
 
 def _compact(data: bytes) -> bytes:
-    """A copy of exactly the needed size, because bytes from orjson hold a block of 4 KB or more."""
+    """A copy of exactly the needed size, because bytes from orjson occupy a block of 4 KB or more."""
     return bytes(memoryview(data))
 
 
@@ -52,7 +52,7 @@ class ItemChanges:
         return [name for name, (kind, *_) in self._operations.items() if kind != b"q"]
 
     def copy(self) -> ItemChanges:
-        """A copy that can be extended without changing this."""
+        """A copy; additions to it do not change the original."""
         other = ItemChanges(self._settings, self._codec)
         other._operations, other._expected = dict(self._operations), dict(self._expected)
         other._epoch, other._size = self._epoch, self._size
@@ -68,7 +68,7 @@ class ItemChanges:
             self._expected[name] = expected
 
     def put_stored(self, name: bytes, frame: bytes) -> None:
-        """Put a stored item, or delete it if the frame is empty: ten times as many as callers may put."""
+        """Put a stored item, or delete it if the frame is empty. The limit is ten times that of callers."""
         self._add((b"p" if frame else b"q", name, frame), 10 * MOST_ITEMS)
 
     def _put(self, item: PutItem, name: bytes) -> Operation:
@@ -89,7 +89,7 @@ class ItemChanges:
             raise TooLarge(f"one commit changes at most {most} items")
 
     def _expectation(self, item: PutItem | DeleteItem, name: bytes) -> Operation | None:
-        """An item's expectation, as an operation. Here `equals` is an item: a plain value was looked up before."""
+        """An item's expectation, as an operation. `equals` is an Item here; a plain value was looked up before."""
         absent = isinstance(item, PutItem) and item.if_absent
         given = bool(absent) + bool(item.if_present) + (item.equals is not ANY)
         if given > 1:
@@ -127,7 +127,7 @@ class ItemChanges:
         return tuple(self._expected.values())
 
     def under(self, epoch: str) -> str:
-        """Combine this required epoch with that of the expected items, '' for any. Raises Conflict if they differ."""
+        """The epoch that both this and the expected items require ('': any). Raises Conflict if they differ."""
         if epoch and self._epoch not in ("", epoch):
             raise Conflict(f"{self._codec.record[:200]}: an item that is expected was read under another epoch")
         return epoch or self._epoch
@@ -135,7 +135,7 @@ class ItemChanges:
 
 _EXACT = 10**15
 MOST_STEPS = 10_000
-"""The maximum of fields, messages and tags in a commit: Redis does nothing else while it applies it."""
+"""The maximum of fields, messages and tags in a commit: Redis is blocked while it applies a commit."""
 
 
 class Changes:
@@ -179,16 +179,16 @@ class Changes:
         return bool(self._fields or self._first or self._last or self._events or self._items)
 
     def whole(self) -> None:
-        """Accept any number of operations: they are a record's whole state, which has limits of its own."""
+        """Accept any number of operations: they form a record's whole state, which has its own limits."""
         self._most = math.inf
 
     def _admit(self, name: bytes | None = None) -> None:
-        """Raise TooLarge if there is no room for another operation; another change of the same field needs no room."""
+        """Raise TooLarge if there is no room for this operation; a further change of the same field needs no room."""
         if len(self._fields) + len(self._last) >= self._most and name not in self._fields:
             raise TooLarge(f"one commit changes at most {MOST_STEPS} fields, messages and tags; make several commits")
 
     def copy(self) -> Changes:
-        """The same changes in a copy that can be extended without changing these."""
+        """A copy of the changes; additions to it do not change the original."""
         other = copy(self)
         other.detach()
         return other
@@ -251,7 +251,7 @@ class Changes:
         self._fields[name] = (b"d", name, b"")
 
     def leave(self, name: bytes) -> None:
-        """Drop a pending field change."""
+        """Drop the pending change of a field."""
         self._fields.pop(name, None)
 
     def increment(self, key: str, by: int) -> None:
@@ -341,7 +341,7 @@ class Changes:
         self.items.add(DeleteItem(collection=collection, key=key, if_present=if_present, equals=equals))
 
     def layer(self, version: int) -> None:
-        """Show the items of this version from now on, 0: none; drops item operations collected so far."""
+        """Show the items of this version from now on (0: none); drops item operations collected so far."""
         self._items = None
         self._first = [operation for operation in self._first if operation[0] != b"y"] + [(b"y", b"", b"%d" % version)]
 
@@ -353,7 +353,7 @@ class Changes:
             self.layer(0)
         if messages:
             self.wipe()
-            self.reserved(SUMMARY, None)  # it summarizes them
+            self.reserved(SUMMARY, None)  # the summary is of these messages
         self._fields = {name: operation for name, operation in self._fields.items() if name[:1] == b"#"}
         self._size = 0
 
@@ -402,7 +402,7 @@ class Changes:
         expectations: Expectations = (),
         durability: str | None = None,
     ) -> Draft:
-        """Build the change as it is sent, optionally only for this version of the record and this epoch.
+        """Build the change to send, optionally only for this version of the record and this epoch.
 
         Raises InvalidValue if it changes nothing; Conflict if an expected item was read under another epoch.
         """

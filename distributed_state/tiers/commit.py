@@ -1,13 +1,13 @@
 """The write path: one change of one record, in one round trip. Law: only a commit changes a record.
 
 `commit` sends a change to warm under an op id, keeps it until it is archived (`unarchived.py`), merges it into hot, and
-waits for its durability; the archiver writes it to cold later. Before the server applies the change, it may need
-something: the record from SQL, a started partition, or whether a write whose reply was lost had been applied.
-`_supply_and_resend` supplies that, and sends the change again under the same op id, so that it is applied once.
+waits for its durability; the archiver writes it to cold later. Before the server applies the change, it may need the
+record from SQL, a started partition, or the information whether a write whose reply was lost had been applied.
+`_supply_and_resend` supplies this, and sends the change again under the same op id, so that it is applied once.
 
-A record that left Redis and came back has lost its op ids; SQL has them all. A write that neither of them has was not
-applied and may be sent again. While SQL is down the caller gets DurabilityUnknown: if the write were reported as
-refused, the caller would repeat it, and it could be applied twice.
+A record that left Redis and was hydrated has lost its op ids; SQL has all of them. A write that is in neither Redis nor
+SQL was not applied and may be sent again. While SQL is down the caller gets DurabilityUnknown: if the write were
+reported as refused, the caller would repeat it, and it could be applied twice.
 
 Design: sections 4, 5.
 """
@@ -48,7 +48,7 @@ from distributed_state.warm.lease import AsyncLease
 from distributed_state.warm.telemetry import record as of_record
 
 T = TypeVar("T")
-_SWEPT = 500  # expired fields that one commit deletes; the next commit deletes the next ones
+_SWEPT = 500  # maximum of expired fields that one commit deletes; later commits delete the rest
 _REPLACED = 0.05  # seconds after which the port no longer asks a server that was replaced
 Answer = Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure
 Sent = tuple[RecordKeys, Draft, OpId]
@@ -57,9 +57,9 @@ Sent = tuple[RecordKeys, Draft, OpId]
 def commit(
     tiers: Tiers, names: RecordKeys, draft: Draft, *, last: AsyncLease | None = None
 ) -> Coroutine[Any, Any, Committed]:
-    """Apply one change, or raise the server's refusal; then nothing was changed.
+    """Apply one change, or raise the server's refusal, after which nothing has changed.
 
-    `last` is a lease under which this is the last change: it is released in the same round trip.
+    `last` is a lease that is released in the same round trip, because this is the last change under it.
     """
     work = _commit(tiers, names, draft, last)
     if not tiers.telemetry.on:
@@ -121,7 +121,7 @@ def commit_and_sweep(tiers: Tiers, names: RecordKeys, draft: Draft) -> Coroutine
 async def _sweep(tiers: Tiers, names: RecordKeys, draft: Draft, entry: CachedRecord) -> Committed:
     await tiers.clock.know()
     now = tiers.clock.now()
-    # Not fields with a precondition: the server decides whether they have expired.
+    # Fields with a precondition are left out: the server decides whether they have expired.
     touched = {name for _, name, _ in draft.operations} | {name for name, _ in draft.preconditions}
     over = (each for each in entry.fields.items() if field_ttl.over(each[1], now) and each[0] not in touched)
     gone = dict(islice(over, _SWEPT))
@@ -137,13 +137,13 @@ async def _sweep(tiers: Tiers, names: RecordKeys, draft: Draft, entry: CachedRec
 
 
 def _begin(tiers: Tiers, names: RecordKeys, draft: Draft) -> OpId:
-    """Give the write an op id, with the arguments that are not in its draft. The caller must end the op id."""
+    """Give the write an op id, and the arguments that are not in its draft. The caller must end the op id."""
     text = names.ref.text
     creation = draft.creation
     if not creation and tiers.known_ids.get(text) != "":
         entry = tiers.hot.entries.get(text)
         if entry is None or not entry.version:
-            creation = "+"  # the server starts the record if it does not know the id either
+            creation = "+"  # the server creates the record if it does not know the id either
     lock_value = tiers.leases.lock_value(text)
     listening = tiers.link.subscribed_as(names.channel)
     op = tiers.warm.ops.begin(draft.operations, names.text)
@@ -156,7 +156,7 @@ def _begin(tiers: Tiers, names: RecordKeys, draft: Draft) -> OpId:
 async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) -> list[Committed | StateError]:
     """Apply one change each to several records, in one round trip. A refused change is returned as its error."""
     if len({names.text for names, _ in writes}) < len(writes):
-        # If a server does not know the script yet, the second change might run before the first.
+        # Pipelined changes might run in another order if the server does not know the script yet.
         raise InvalidValue("a record stands twice in a batch, which changes each once")
     levels = [draft.level or tiers.confirming.level for _, draft in writes]
     for level in levels:
@@ -188,7 +188,7 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
 
 
 async def _finish_one(tiers: Tiers, sent: Sent, answer: Answer | StateError) -> Committed | StateError:
-    """Finish one write of a batch as `commit` does; its error is returned, since the others go on."""
+    """Finish one write of a batch as `commit` does; its error is returned, because the other writes continue."""
     names, draft, op = sent
     try:
         if isinstance(answer, StateError):
@@ -209,17 +209,17 @@ async def _supply_and_resend(
     answer: Answer,
     trailing_call: Call | None = None,
 ) -> Committed:
-    """Supply the data that the server needs to apply the change, and send it again under the same op id.
+    """Supply the data that the server needs, and send the change again under the same op id.
 
-    Returns the commit, after the writer has kept it among its unarchived commits. A check (kind "") is not kept.
+    Returns the commit, which is by then kept among the unarchived commits. A check (kind "") is not kept.
     """
     for _ in range(ROUNDS):
         if isinstance(answer, Committed):
             if not draft.kind or tiers.unarchived.remember(names, op, answer):
                 return answer
-            # This answer repeats one that was lost, and lacks the time, so the journal's entry is kept instead. If
-            # that is not found, a stalled primary answered and was then replaced by one that never had the commit: the
-            # write is sent again there.
+            # This answer repeats a lost one and lacks the time, so the journal's entry is kept instead. If the entry is
+            # not found, a stalled primary had answered and was then replaced by one without the commit: the write is
+            # sent again there.
             if await tiers.unarchived.recall(names, op, answer):
                 return answer
             await tiers.port.sleep(_REPLACED)
@@ -248,7 +248,7 @@ async def _supply_and_resend(
 
 
 def _with_swaps(names: RecordKeys, draft: Draft, swap: Swap, now: float) -> Draft:
-    """Compute increments here and replace them by swaps, for numbers with a deadline. Raises Conflict for other values.
+    """Compute increments of numbers with a deadline here, and send swaps instead. Raises Conflict for other values.
 
     A number keeps its deadline; an expired one counts as absent.
     """
@@ -264,12 +264,12 @@ def _with_swaps(names: RecordKeys, draft: Draft, swap: Swap, now: float) -> Draf
             raise Conflict(f"{names.ref.text[:200]}: {held}, so that a write cannot add to it; increment() can")
         by = operations[places[name]][2]
         operations[places[name]] = (b"s", name, field_ttl.wrap(b"%d" % (int(number) + int(by)), deadline))
-    # The last expectation is the schema's.
+    # The last expectation is that of the schema.
     return draft._replace(operations=tuple(operations), expectations=(*swap.fields, *draft.expectations))
 
 
 def invalidate_cached(tiers: Tiers, names: RecordKeys, error: BaseException) -> None:
-    """Drop the hot copy if this error leaves open whether the write was applied: the copy may be out of date."""
+    """Drop the hot copy if the error leaves open whether the write was applied: the copy may be stale."""
     if not isinstance(error, StateError) or isinstance(error, Unavailable | DurabilityUnknown):
         tiers.hot.forget(names.ref.text)
 
@@ -293,10 +293,10 @@ def _may_change_lifetime(op: OpId) -> bool:
 
 
 async def sums(tiers: Tiers, names: RecordKeys, done: Committed, keys: Iterable[str]) -> dict[str, int]:
-    """The sums of a commit's increments; from SQL if the answer lacks them, because only SQL knew the commit."""
+    """The sums of a commit's increments; read from SQL if the answer lacks them because only SQL had the commit."""
     if done.results is not None:
         results = iter(done.results)
-        # Without steps of items, whose names may equal those of fields. Results of fields come first.
+        # Operations on items are left out: their names may equal those of fields. Results of fields come first.
         operations = [each for each in done.operations if each[0] in (b"i", b"s")]
         fields = {name: b"%d" % next(results) if operation == b"i" else value for operation, name, value in operations}
     else:
@@ -338,19 +338,19 @@ async def until_no_conflict(tiers: Tiers, once: Callable[[], Awaitable[T]]) -> T
 
 
 async def resolve(tiers: Tiers, names: RecordKeys, op: OpId, unsure: Unsure) -> Committed | None:
-    """Ask SQL whether a write was applied whose op id Redis may have dropped. None: it can be sent again."""
+    """Ask SQL whether a write was applied whose op id Redis may have dropped. None: the write may be sent again."""
     if op.doubted and unsure.late:
         raise DurabilityUnknown(f"{names.ref.text[:200]}: {LOST} too long ago")
     done = await applied(tiers, names, op, unsure.epoch)
     if done is None:
         if unsure.late:
-            await tiers.clock.ask()  # the answer came at once, so our estimate of the server's time is wrong
+            await tiers.clock.ask()  # the answer came at once, so the estimate of the server's time is wrong
         op.since_ms = unsure.time_ms
     return done
 
 
 async def applied(tiers: Tiers, names: RecordKeys, op: OpId, epoch: str) -> Committed | None:
-    """Find in SQL the commit of a write whose reply was lost; None: it was not applied."""
+    """Find in SQL the commit of a write whose reply was lost; None if it was not applied."""
     if not op.doubted:
         return None
     event = tiers.warm.ops.event(op)

@@ -1,8 +1,8 @@
-"""How durable a commit is before it is acknowledged. Law: a missed level is reported, never hidden.
+"""How durable a commit is before it is acknowledged. Law: a level that is not reached is always reported.
 
-The level is that of the write itself, its batch or turn; else of the innermost `with store.durable()` of the context
-for this store (`ambient`); else of the store's settings. It is confirmed after the commit, in an exchange of its own,
-so commits at `unarchived` have no extra cost. A repeated request, too, is acknowledged only at its level.
+The level is that of the write itself, its batch or its turn; else that of the innermost `with store.durable()` of the
+context for this store (`ambient`); else the store's setting. It is confirmed after the commit, in a separate exchange,
+so commits at the level "memory" have no extra cost. A repeated request is also acknowledged only at its level.
 
 Design: section 14.
 """
@@ -36,7 +36,7 @@ class Applied(NamedTuple):
 
 
 def asked(tiers: Tiers) -> Level:
-    """The current level for writes that set none themselves."""
+    """The current level for writes without a level of their own."""
     return ambient.level(tiers.settings) or tiers.confirming.level
 
 
@@ -53,14 +53,17 @@ async def admit(tiers: Tiers, level: Level) -> None:
 
 
 async def ensure_durability(tiers: Tiers, names: RecordKeys, done: Committed, op: OpId, level: Level) -> None:
-    """Wait until the commit has its level. Raises DurabilityUnknown: it is applied, but maybe not at its level."""
+    """Wait until the commit has its level.
+
+    Raises DurabilityUnknown: the commit is applied, but may not have its level.
+    """
     (missed,) = await ensure_many(tiers, [Applied(names, done, op, level)])
     if missed is not None:
         raise missed
 
 
 async def ensure_many(tiers: Tiers, many: Sequence[Applied]) -> list[DurabilityUnknown | None]:
-    """The same for the commits of a batch, grouped by level; None for each that has its level."""
+    """Like `ensure_durability` for the commits of a batch, grouped by level; None for each that has its level."""
     results: list[DurabilityUnknown | None] = [None] * len(many)
     levels: dict[Level, list[int]] = {}
     for at, each in enumerate(many):
@@ -75,9 +78,9 @@ async def ensure_many(tiers: Tiers, many: Sequence[Applied]) -> list[DurabilityU
 
 
 async def ensure_version(tiers: Tiers, names: RecordKeys, epoch: str, version: int) -> None:
-    """The same for the commit of this version of a record, read under this epoch, at the current level.
+    """Like `ensure_durability` for the commit of a record's version, read under this epoch, at the current level.
 
-    For the answer to a repeated request: the first one may have received DurabilityUnknown.
+    Used for the answer to a repeated request: the first one may have received DurabilityUnknown.
     """
     level = asked(tiers)
     if level is MEMORY:
@@ -88,7 +91,7 @@ async def ensure_version(tiers: Tiers, names: RecordKeys, epoch: str, version: i
         claim = Claim(names.journal, names.meta, names.record, epoch, 0, "", version)
         reason, cause = (await _confirmed(tiers, level, [claim]))[0]
     if reason == ABSENT:
-        # Or the level is `archived`: the record's version is in SQL when the whole partition is archived.
+        # For the level `archived`: the record's version is in SQL when the whole partition is archived.
         try:
             await tiers.archiver.drain([names.partition])
             archived = await tiers.port.sql(tiers.cold.has_version, names.ref.text, version)
@@ -100,7 +103,7 @@ async def ensure_version(tiers: Tiers, names: RecordKeys, epoch: str, version: i
 
 
 async def ensure_event(tiers: Tiers, keys: PartitionKeys, epoch: str, offset: int, id: str) -> None:
-    """The same for a lifecycle event that was written alone, at the current level."""
+    """Like `ensure_durability` for a lifecycle event that was written without a commit, at the current level."""
     level = asked(tiers)
     if level is MEMORY:
         return
@@ -125,7 +128,7 @@ async def _event_confirmed(
     tail = await tiers.warm.partitions.tail(keys)
     if tail is None or tail[0] != epoch:
         return ABSENT, None
-    # Other entries may follow it: it is searched for before the end, and in SQL if it is too far back.
+    # Other entries may follow it: it is searched near the journal's end, and in SQL if it is too far back.
     claim = Claim(keys.journal, keys.meta, keys.meta, epoch, tail[1], event, 0, again=True)
     return (await _confirmed(tiers, level, [claim]))[0]
 
@@ -145,7 +148,7 @@ async def _reasons(tiers: Tiers, level: Level, many: Sequence[Applied]) -> list[
     found = await _confirmed(tiers, level, claims)
     for at, (reason, _) in enumerate(found):
         if reason == ABSENT:
-            # Archived since and dropped from the journal, or lost. Data in SQL satisfies every level.
+            # The commit was archived and trimmed, or lost. If SQL has it, it has every level.
             found[at] = await _held(tiers, many[at], events[at])
     return found
 
@@ -166,7 +169,7 @@ async def _archived(tiers: Tiers, each: Applied, event: str) -> tuple[str, State
 
 
 async def _held(tiers: Tiers, each: Applied, event: str) -> tuple[str, StateError | None]:
-    """Whether SQL has this very change. If it was sent again, it may be too far back in the journal to be found."""
+    """Whether SQL has exactly this change. After a repeated send it may be too far back in the journal to be found."""
     try:
         if each.done.time_ms is None:
             await tiers.archiver.keep(each.names, each.done, event)

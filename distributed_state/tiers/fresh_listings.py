@@ -1,7 +1,7 @@
-"""The changes in the journals that SQL may lack, for listings with `fresh=True`. Law: read them before SQL is read.
+"""The changes in the journals that SQL may lack, for listings with `fresh=True`. Law: journals are read before SQL.
 
-A listing that reads SQL afterwards has all commits that were acknowledged before it began; those archived in between
-are in both sources.
+A listing that reads SQL afterwards then has all commits that were acknowledged before it began. Commits archived in
+between are in both sources.
 
 Design: section 9.
 """
@@ -14,14 +14,14 @@ from distributed_state.cold.values import Batch, Wanted
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.warm.answers import PartitionState
 
-_AT_ONCE = 2000  # entries of a journal in one answer
+_AT_ONCE = 2000  # journal entries in one answer
 _BYTES_TOGETHER = 2**22
 
 
 async def unarchived_changes(tiers: Tiers, wanted: Wanted) -> list[Parsed]:
     """Parse the unarchived entries of all journals, up to their present ends, for records that may match.
 
-    Only the changes of such records are kept, because a fleet's journals are gigabytes. Raises UnknownOperation.
+    Other changes are dropped while reading, because a fleet's journals are gigabytes. Raises UnknownOperation.
     """
     partitions = tiers.warm.partitions
     every = [tiers.keys.partition(each) for each in range(tiers.keys.partitions)]
@@ -39,8 +39,8 @@ async def unarchived_changes(tiers: Tiers, wanted: Wanted) -> list[Parsed]:
         for each, journal in zip(some, await partitions.journals(asked, _AT_ONCE), strict=True):
             place = places[each]
             if journal.epoch != place.epoch:
-                # A new epoch has begun since: SQL has the commits before it, and its own commits are newer than this
-                # call.
+                # A new epoch began meanwhile: SQL has the commits of earlier epochs, and commits of the new one are
+                # later than this call.
                 del left[each]
                 continue
             found += listings.parsed(Batch(each, place.epoch, place.archived, journal.onward), wanted)

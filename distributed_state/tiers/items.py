@@ -1,7 +1,9 @@
-"""Items across the tiers: Redis first, then SQL as of the version that Redis reported. Law: no item is ever missed.
+"""Items across the tiers: Redis first, then SQL as of the version that Redis reported.
 
-Redis has the newest items of a record, and all unarchived ones. An item that it lacks is in SQL or does not exist. So
-SQL is asked second: items that leave Redis in between are archived by then. If SQL is down: ColdUnavailable.
+Law: a read never misses an item.
+
+Redis has the newest items of a record, and all unarchived ones. An item that it lacks is in SQL or does not exist. SQL
+is asked second: items that leave Redis in between are archived by then. If SQL is down, ColdUnavailable is raised.
 
 Design: section 9.
 """
@@ -35,7 +37,7 @@ PAGE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Some items of a range in order; `upto`: there may be more items after this key, None: that is all."""
+    """Some items of a range in order; `upto`: there may be more items after this key; None: these are all."""
 
     epoch: str
     items: list[tuple[bytes, ItemRow]]
@@ -43,7 +45,7 @@ class Listing:
 
 
 async def read(tiers: Tiers, names: RecordKeys, wanted: Sequence[bytes]) -> tuple[str, dict[bytes, ItemRow]]:
-    """Those of these items that exist, by collection, NUL and key, and the epoch of this answer."""
+    """The existing items among these, by collection, NUL and key, and the epoch of the answer."""
     text = names.ref.text
     for _ in range(ROUNDS):
         answer = await tiers.warm.read_items(names, wanted)
@@ -67,7 +69,7 @@ async def read(tiers: Tiers, names: RecordKeys, wanted: Sequence[bytes]) -> tupl
 
 
 async def _holds(tiers: Tiers, names: RecordKeys, window: ItemWindow, found: FoundItems | FoundPage | None) -> bool:
-    """Whether the answers of SQL and Redis agree: nothing was purged, and SQL knows the present layer."""
+    """Whether the answers of SQL and Redis agree: nothing was purged in between, and SQL has the present layer."""
     if found is not None and found.archived < window.since:
         await reach(tiers, names)
         return False
