@@ -27,7 +27,9 @@ from distributed_state.warm.lease import AsyncLease
 
 
 class Lease:
-    """A record held by one task or thread. `token` is the fencing token, `lost` says that the lease is gone.
+    """A record that one task or thread has locked.
+
+    `token` is the fencing token, `lost` says whether the lease was lost.
 
     Example::
 
@@ -42,21 +44,21 @@ class Lease:
 
     @property
     def token(self) -> int:
-        """The fencing token, greater for every later holder; 0 before the record is held."""
+        """The fencing token, 0 before the record is held; a later holder's is greater."""
         return self._core.token
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is gone: not renewed in time, taken by another holder, or left behind by fork()."""
+        """Whether the lease was lost: not renewed in time, taken over, or left to the parent process by an os.fork."""
         return self._core.lost
 
     def acquire(self) -> Self:
-        """Hold the record, or raise LockTimeout after `wait` seconds. Nests if this task already holds it."""
+        """Take the lease, or raise LockTimeout after `wait` seconds. If this task holds it already, it nests."""
         finish(self._core.acquire())
         return self
 
     def release(self) -> None:
-        """Release the record. Harmless when the lease was lost: only its own holder can release it."""
+        """Release the lease. Has no effect on a lost lease, which another holder may have now."""
         finish(self._core.release())
 
     def __enter__(self) -> Self:

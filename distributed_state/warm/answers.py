@@ -1,6 +1,6 @@
 """Arguments and answers of the scripts, as values and errors. Law: no bytes of Redis' protocol leave this module.
 
-An answer of commit.lua that refuses a write becomes the caller's error; its message never contains a user's value.
+An answer by which commit.lua refuses a write becomes the caller's error; its message never contains a user's value.
 
 Design: section 4.
 """
@@ -41,9 +41,9 @@ Expectations = Sequence[tuple[bytes, bytes | None]]
 
 
 class Draft(NamedTuple):
-    """A change as its caller asks for it; `OpId` has the other arguments of commit.lua.
+    """A change that a caller requests; `OpId` has the other arguments of commit.lua.
 
-    - `kind`, `owner`, `actor`: as the journal notes them. With kind '' nothing is changed, only checked.
+    - `kind`, `owner`, `actor`: stored in the journal. Kind '' means that the change is only checked.
     - `operations`: changes of fields, messages and items, as in `journal.Op`. `items`: whether any is about items.
     - `events`: additional steps: lifecycle events ('e') and another lifetime ('x'); see steps.lua.
     - `lifetime`: of a session that begins with this commit: idle and total, in ms, 0 for no end.
@@ -56,9 +56,9 @@ class Draft(NamedTuple):
     - `preconditions`: the user's, as pairs of field and commit.lua's word. `expected_items`: those on items, as steps
       'A', 'P' and 'M'.
 
-    `level` is how durable the commit must be before it is acknowledged; None: the store's default. `creation` is what
-    the caller knows of a record that is not in Redis: '*' if its id is fresh; or the hydration token under which SQL
-    had no such record; '' for nothing.
+    `level` is how durable the commit must be before it is acknowledged; None: the store's default. `creation` says what
+    the caller knows of a record that is not in Redis: '*' if its id was just generated; the hydration token under which
+    SQL did not have the record; or '' for nothing.
     """
 
     kind: str
@@ -100,7 +100,7 @@ class Committed(NamedTuple):
 
     @property
     def added(self) -> int | None:
-        """The number of the first message that it added; None if it added none, or if only SQL knows it."""
+        """The number of the first message that the write added; None without a message, or if only SQL has it."""
         return self.first_message if any(operation == b"m" for operation, _, _ in self.operations) else None
 
     @property
@@ -182,7 +182,7 @@ def committed(text: bytes, operations: Sequence[Operation], trailing: Any = None
     )
 
 
-_new = tuple.__new__  # as a NamedTuple does it, without its Python-level function
+_new = tuple.__new__  # like a NamedTuple, but without a Python function
 
 
 def _sums(results: bytes) -> tuple[int, ...]:
@@ -191,7 +191,7 @@ def _sums(results: bytes) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class UnknownItems:
-    """A change has conditions on items that Redis does not have: SQL must be read, at version `needed` or later."""
+    """A change has conditions on items that Redis does not have: SQL must be read at version `needed` or later."""
 
     epoch: str
     needed: int
@@ -204,7 +204,7 @@ class Uninitialised:
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """How far a partition was written and archived; epoch '' if Redis does not know it. `waiting` is in bytes.
+    """How far a partition is written and archived; epoch '' if Redis does not have it. `waiting` is in bytes.
 
     `life`: the data id that the partition notes, see `port.lives`; `proved_ms`: when a script last verified with the
     server that it is current, by that server's clock (`same_data.lua`).
@@ -255,7 +255,7 @@ class ItemWindow:
 
 @dataclass(frozen=True, slots=True)
 class KnownItems(ItemWindow):
-    """Items by name, None for items that do not exist; names that are missing may be in SQL."""
+    """Items by name, None for items that do not exist; items whose names are missing here may be in SQL."""
 
     items: dict[bytes, HeldItem | None]
 
@@ -264,7 +264,7 @@ class KnownItems(ItemWindow):
 class ListedItems(ItemWindow):
     """The items of a collection that Redis has in a range, in order, including deleted ones.
 
-    `whole`: SQL has no others up to the last one. `more`: Redis has more after the last one.
+    `whole`: SQL has no further items before the last one. `more`: Redis has more items after the last one.
     """
 
     whole: bool
@@ -325,7 +325,7 @@ def _conflict(record: str, draft: Draft, version: int, found: tuple[bytes | None
 
 
 def unmet(record: str, name: bytes, word: bytes, raw: bytes | None) -> str | None:
-    """Return the message if this does not meet commit.lua's word; None if it does."""
+    """Return the message if a value does not meet the precondition (a word of commit.lua); None if it does."""
     absent = raw is None
     if name == b"#v":
         found, wanted = ("no record", "one") if absent else ("a record", "none")

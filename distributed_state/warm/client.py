@@ -1,6 +1,7 @@
 """The scripts about records: commit, read, hydrate, items. Law: a write has an op id, so that it may be sent again.
 
-A write is applied once, however often and however late it is sent. Partitions have their own client, `partitions`.
+A write is applied once, even if it is sent several times or arrives late. Partitions have their own client,
+`partitions`.
 
 A record in Redis keeps the op ids of its commits since it was hydrated, until they can no longer be sent again.
 Earlier op ids are in SQL only: a record leaves Redis only when it is archived, and hydration does not bring op ids
@@ -69,16 +70,18 @@ LOST = "a write may have been applied, its answer was lost"
 class OpId:
     """Names one write of this replica, and has the arguments of commit.lua that may differ between its attempts.
 
-    - `sequence`, `digest` name it; `oldest` is this replica's first unanswered write to the record (RIFL, SOSP 2015).
+    - `sequence`, `digest` name it; `oldest` is the sequence of this replica's first unanswered write to the record
+      (RIFL, SOSP 2015).
     - `record` is the record's text, `size` the bytes of the steps, `first` when it was begun, by the monotonic clock.
-    - `since_ms`: it was not applied before that time of the server's clock. `doubted`: a reply was lost, so it may
-      have been applied since. `eased_ms`: `since_ms` as it was last set back for another server's clock.
-    - `lock_value`, `creation`: see commit.lua. `listening`: our own channel, if we are subscribed to the record's.
+    - `since_ms`: the write was not applied before that time of the server's clock. `doubted`: a reply was lost, so it
+      may have been applied since. `eased_ms`: the last `since_ms` that was set back for another server's clock.
+    - `lock_value`, `creation`: see commit.lua. `listening`: this replica's own channel, if it is subscribed to the
+      record's.
     - `proofs`: steps 'V' and 'G', which say which items SQL has. `events`: the draft's and a new session's, encrypted.
     - `sent`: all arguments of the last attempt.
     """
 
-    # Class defaults, because setting each in __init__ would be the slowest part of making an op id.
+    # Class attributes, because setting each in __init__ would be the slowest part of making an op id.
     since_ms = 0
     doubted = False
     eased_ms = -1
@@ -127,7 +130,8 @@ class OpIds:
         text = b"\0".join(chain.from_iterable(operations))
         with self._mutex:
             sequence = next(self._count)
-            # Per record: with one list for all, a record would keep op ids because of another record's slow write.
+            # A list for each record: with one list for all, a record would keep op ids because of another record's slow
+            # write.
             unanswered = self._unanswered.get(record)
             if unanswered is None:
                 unanswered = self._unanswered[record] = []
@@ -149,7 +153,7 @@ class OpIds:
         return f"{self._replica}.{op.sequence}.{op.digest}"
 
     def sending(self, op: OpId, what: str) -> None:
-        """Note that a write is sent now; it may have been applied from here on, if no reply comes.
+        """Note that a write is sent now: if no reply comes, it may have been applied.
 
         Raises DurabilityUnknown if it is too late to repeat it: half of the window after it was first sent. The other
         half is for a request that is delayed on its way.
@@ -173,11 +177,11 @@ class OpIds:
             raise
 
     def lost(self, op: OpId) -> None:
-        """Note that a reply was lost, and allow for the clock of another server, once for each `since_ms`.
+        """Note that a reply was lost, and set `since_ms` back once, because another server's clock may be behind.
 
-        That server may have applied the write, or may answer its repetition: a promoted replica, or the new owner of
-        the slot. If its clock is behind, it may have hydrated the record with this write in it at a time that it counts
-        as before `since_ms`; then SQL would not be asked.
+        The other server is a promoted replica, or the new owner of the slot: it may have applied the write, or may
+        answer its repetition. If its clock is behind, it may have hydrated the record, including this write, at a time
+        that it counts as before `since_ms`; then SQL would not be asked.
         """
         op.doubted = True
         if self._port.several and op.since_ms != op.eased_ms:
@@ -188,7 +192,7 @@ _CREATED = (b"E", b"conversation.created", b"{}")
 
 
 class Warm(RetryingClient):
-    """Redis or Valkey, as seen by one replica."""
+    """One replica's client for records in Redis or Valkey."""
 
     def __init__(self, port: Port, settings: Settings, replica: str, codec_of: Callable[[str], Codec]) -> None:
         super().__init__(port, settings.retry_for, settings.timeout)
@@ -203,7 +207,7 @@ class Warm(RetryingClient):
         self.refused = Counter(dict.fromkeys((*REFUSALS, "full"), 0))  # writes, by the word of the refusal
         self.emitted = 0
         self._name_full_at = 0.0
-        self.limits = (  # for an event that is written alone
+        self.limits = (  # for an event that is written without a commit
             b"%d" % settings.publish_bytes,
             b"%d" % settings.journal_entries,
             b"%d" % settings.journal_bytes,
@@ -233,11 +237,11 @@ class Warm(RetryingClient):
         except WarmUnavailable as error:
             answer, trailing = await self.again(error, self._attempt, names, draft, op, trailing_call)
         if type(answer) is bytes and not op.events:
-            return committed(answer, draft.operations, trailing)  # the short way
+            return committed(answer, draft.operations, trailing)  # the fast path
         return self._committed(names, draft, op, answer, trailing)
 
     async def _attempt(self, names: RecordKeys, draft: Draft, op: OpId, trailing_call: Call | None) -> tuple[Any, Any]:
-        # Built for each attempt: its arguments include the earliest time at which the op id can have been applied.
+        # The call is built for each attempt: it includes the earliest time at which the op id can have been applied.
         self.ops.sending(op, names.ref.text)
         call = self._call(names, draft, op)
         try:
@@ -283,7 +287,7 @@ class Warm(RetryingClient):
 
     async def _attempt_many(self, writes: Sequence[tuple[RecordKeys, Draft, OpId]], answers: list[Any]) -> None:
         answers[:] = await self.port.scripts([self._call(*write) for write in writes])
-        # Some of several servers may be down. All writes are sent again: those that were applied are recognised.
+        # Some of several servers may be down. All writes are sent again: the servers recognise those that were applied.
         for answer in answers:
             if isinstance(answer, WarmUnavailable):
                 raise answer
@@ -313,7 +317,7 @@ class Warm(RetryingClient):
             arguments += event
             lives = lives or event[0] in (b"x", b"X")
         if draft.items:
-            # Not in `op.sent`: they change nothing.
+            # Left out of `op.sent`, because they change nothing.
             checks = [word for operation in (*op.proofs, *draft.expected_items) for word in operation]
             return (
                 self._commit,
@@ -325,7 +329,7 @@ class Warm(RetryingClient):
         return self._commit, (*keys, names.lifetimes) if lives else keys, arguments
 
     def _seal(self, names: RecordKeys, draft: Draft, op: OpId) -> None:
-        """Encrypt the additional steps of a change, once for all attempts, so that the bytes are always the same."""
+        """Encrypt the additional operations of a change once for all attempts, so that the bytes stay the same."""
         op.events = events = _events(names, draft, op.creation)
         if events:
             codec = self.codec_of(names.ref.text)
@@ -444,7 +448,7 @@ class Warm(RetryingClient):
         answer = await self.script(HYDRATE, keys, [cold.epoch, cold.token, self.ttl_ms, *fields])
         return int(answer[1]) if answer[0] == b"ok" else 0
 
-    # Items: SQL has to be asked for those that are not known to be absent
+    # Items: those that Redis lacks and does not know to be absent are read from SQL
 
     async def read_items(self, names: RecordKeys, wanted: Sequence[bytes]) -> KnownItems | Cold | Uninitialised:
         """Read items by name: collection, NUL, key."""
@@ -484,7 +488,7 @@ def _events(names: RecordKeys, draft: Draft, creation: str) -> list[Operation]:
     """Return the additional steps of a change, with those that a new session adds."""
     events = list(draft.events)
     if names.ref.scope == "session" and (creation or draft.deleted != "refuse"):
-        # A rollback restores a deleted session: its event is the rollback's, and another lifetime begins.
+        # A rollback that restores a deleted session has the rollback's event, and begins a new lifetime.
         if draft.deleted != "revive" and not any(type == _CREATED[1] for _, type, _ in events):
             events.insert(0, _CREATED)
         if any(draft.lifetime) and not any(operation == b"x" for operation, _, _ in events):

@@ -1,17 +1,17 @@
-"""Time: Redis' clock as this replica estimates it, and the moments at which a replica sends requests that can wait.
+"""Time: this replica's estimate of Redis' clock, and the moments at which a replica sends requests that can wait.
 
 Law: deadlines are compared by one clock, not by the workers' own. Between two answers this clock advances by the
 process's monotonic clock, which is not affected by setting the time: a worker's wall clock may jump either way, and
-nothing ends early or late. The monotonic clock may stop while a machine is suspended; then this clock is late, so that
-deadlines pass late and never early, until it asks again: at least every minute wherever deadlines are checked, and with
-every probe of the link.
+nothing ends early or late. The monotonic clock may stop while a machine is suspended. Then this clock is late, and
+deadlines pass late, never early, until the server is asked again: at least once a minute where deadlines are checked,
+and with every probe of the link.
 
-Each server of a cluster has its own clock. The earliest of them counts, for the same reason; and a write states the
-earliest time at which it can have been applied, which must not be later than the clock of the applying server.
+Each server of a cluster has its own clock. The earliest of them counts, for the same reason. A write states the
+earliest time at which it can have been applied; it must not be later than the clock of the server that applies it.
 
-Rounds: waking an idle server costs it more than most commands do. So an idle replica wakes it once for the probe of its
-link, its heartbeat, its claims and its look at journals, and none of them is late. The moments of different replicas
-are spread.
+Rounds: waking an idle server costs it more than most commands do. So an idle replica sends the probe of its link, its
+heartbeat, its claims and its look at journals together, early enough for each of them. The moments of different
+replicas are spread.
 
 Design: sections 5, 12.
 """
@@ -36,14 +36,14 @@ _EARLY = 0.05  # a timer may be this early, and work that is due this soon is do
 
 
 class ServerClock:
-    """This process's monotonic clock, set by the times that servers answered last."""
+    """This process's monotonic clock, set by the last times that servers reported."""
 
     def __init__(self, port: Port) -> None:
         self._port = port
         self._readings: dict[str, Reading] = {}
         self._tried: dict[str, float] = {}
         self._ahead = 0.0
-        self._earliest = 0.0  # like `_ahead`, for a clock that runs as slow as it may since the start of ours
+        self._earliest = 0.0  # like `_ahead`, for a monotonic clock that runs at the slowest possible rate
 
     @property
     def known(self) -> bool:
@@ -88,14 +88,14 @@ class ServerClock:
         await self._ask([node for node in nodes if now - self._tried.get(node, -math.inf) > _STALE])
         gone = self._readings.keys() - set(nodes)
         if gone and len(gone) < len(self._readings):
-            # A server that has left must not hold back the clock of the others.
+            # A server that left the cluster must not hold back the clock.
             self._readings = {node: each for node, each in self._readings.items() if node not in gone}
             self._take_earliest()
 
     async def ask(self) -> None:
         """Ask all servers again: their earlier answers proved wrong."""
         nodes = self._port.nodes()
-        # Any answer is quicker than this.
+        # Infinite, so that any answer replaces it.
         self._readings = {node: replace(each, took=math.inf) for node, each in self._readings.items()}
         await self._ask(nodes)
 
@@ -124,7 +124,7 @@ class Reading:
 
 
 class Rounds:
-    """The common moments of one replica, by its monotonic clock, when it sends all requests that can wait."""
+    """The moments, by the monotonic clock, at which one replica sends all requests that can wait."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
@@ -132,7 +132,7 @@ class Rounds:
         self.seconds = ROUND_SECONDS  # between two moments, in a fleet of the size that was reported last
 
     def spread(self, members: int) -> None:
-        """Make rounds longer in a large fleet, so that more replicas do not wake the server more often."""
+        """Make rounds longer in a large fleet, so that the server is not woken more often."""
         self.seconds = ROUND_SECONDS * min(max(members / _CALM, 1.0), _RAREST)
 
     def pause(self, seconds: float) -> float:
@@ -143,7 +143,7 @@ class Rounds:
         return self._count(now + seconds) * self.seconds + self._phase - now
 
     def due(self, at: float) -> bool:
-        """Whether this moment has come, or comes in an instant."""
+        """Whether this moment has come, or is at most 50 ms away."""
         return self._monotonic() + _EARLY >= at
 
     def passed(self, since: float) -> bool:

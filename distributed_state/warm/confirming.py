@@ -1,4 +1,4 @@
-"""Waits until commits are as durable as requested. Law: on a separate connection, for data that holds the commit.
+"""Waits until commits have the requested durability. Law: on a separate connection, after checking for the commit.
 
 WAIT and WAITAOF block all later commands on their connection (a GET after WAIT 1 1500 waits 1.5 s), and they cover only
 the writes of their own connection. So they do not follow the commit, but a script that checks whether the server has
@@ -8,8 +8,8 @@ joins the next.
 A level is a class with the same methods, which gives the commands after these scripts and judges the replies: `Fsynced`
 waits for the primary's disk, `Replicated` for replicas. `possible` returns what is missing now, '' if nothing, and
 raises ConfigurationError if the level can never be reached there. `behind` returns the commands to send after the
-scripts that write. `reached` returns '' if the level was reached, else the reason; None: ask again. `forget`: another
-server may answer there from now on.
+scripts that write. `reached` returns '' if the level was reached, None to ask again, else the reason. `forget` is
+called when another server may answer at an address.
 
 Design: section 14.
 """
@@ -33,7 +33,7 @@ from distributed_state.warm.scripts import CONFIRM, RetryingClient
 
 REACHED = ""
 ABSENT = "Redis no longer holds it"
-_SHARE = 0.8  # of the time for a reply: WAIT must give up before the connection is given up
+_SHARE = 0.8  # of the time for a reply: WAIT must time out before the connection does
 _ROUNDS = 5
 _BACK = 16
 _ALWAYS = "appendonly yes, appendfsync always and no-appendfsync-on-rewrite no"
@@ -47,10 +47,10 @@ _INFO: Words = (b"INFO", b"replication")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A commit that is to be confirmed: the keys of its partition and record, and its entry in the journal.
+    """A commit to be confirmed: the keys of its partition and record, and its entry in the journal.
 
-    Without an event, it is the commit that made the record this version. `again`: it was sent again, and `offset` is
-    that of the journal's end at the time.
+    Without an event, it is the commit that made this version of the record. `again`: it was sent again, and `offset` is
+    that of the journal's end at that time.
     """
 
     journal: bytes
@@ -80,7 +80,7 @@ class Confirming:
         self._client = client
         self._wait_ms = max(1, int(min(settings.timeout, settings.retry_for or math.inf) * 1000 * _SHARE))
         self._waits: dict[Level, Fsynced | Replicated] = {}
-        self._next: dict[tuple[object, str, Level], _Wave] = {}  # by event loop as well
+        self._next: dict[tuple[object, str, Level], _Wave] = {}  # the first part of the key is the event loop
         self._running: dict[tuple[object, str, Level], _Wave] = {}
 
     async def possible(self, level: Level) -> list[str]:
@@ -98,7 +98,7 @@ class Confirming:
         return [f"{node}: {missing}" for node, missing in found if missing]
 
     async def confirm(self, claims: Sequence[Claim], level: Level) -> list[str]:
-        """Return for each commit REACHED, ABSENT if this data does not have it, or why it does not have the level.
+        """Return for each commit REACHED, ABSENT if the server does not have it, or the reason why it lacks the level.
 
         Raises WarmUnavailable if a server did not answer for `retry_for` seconds.
         """
@@ -142,7 +142,7 @@ class Confirming:
             wave = self._next[key] = _Wave(self._port.signal())
             wave.claims += claims
             first = 0
-            # Others wait for it, too: the task that began it may be cancelled.
+            # Shielded, because other tasks wait for it and the one that began it may be cancelled.
             await self._port.shield(self._lead(key, wave))
         else:
             first = len(wave.claims)
@@ -170,7 +170,7 @@ class Confirming:
             wave.done.set()
 
     async def _over(self, wave: _Wave) -> None:
-        """Wait until others have asked. Raises WarmUnavailable when this call has used up its time."""
+        """Wait for the exchange of another task. Raises WarmUnavailable when this call has used up its time."""
         began = self._port.monotonic()
         account = waited.present()
         if not await wave.done.wait(None if account is None else self._client.left()) and account is not None:
@@ -223,11 +223,11 @@ def never_embedded(level: Level) -> str:
 
 
 class Fsynced:
-    """Waits for the primary's disk. Law: only a server that is known to report fsync correctly is believed.
+    """Waits for the primary's disk. Law: a report of fsync counts only from servers known to report it correctly.
 
     With `appendfsync always` a reply leaves after the disk was written, so the reply to a script that wrote is enough.
     From 7.2 on, Redis reports by WAITAOF when a write is on the disk. Valkey (9.1 was measured) with `everysec` reports
-    it too early, and loses confirmed writes when the power fails: it is believed with `always` only.
+    it too early, and loses confirmed writes when the power fails: it is believed only with `always`.
     """
 
     def __init__(self, port: Port, wait_ms: int) -> None:
@@ -308,7 +308,7 @@ def _policy(found: dict[bytes, bytes]) -> str:
 
 
 class Replicated:
-    """Waits for this many replicas; `every` waits for all that may be promoted.
+    """Waits for this many replicas; `every`: it waits for all replicas that may be promoted.
 
     A count alone guarantees nothing: a write that one of two replicas has is lost when the other one is promoted. So
     "replicated" waits for all attached replicas, and for all that Sentinels or the cluster know and may promote
@@ -356,7 +356,7 @@ class Replicated:
             attached = _attached(answers[1])
             seen = self._seen.get(node)
             if seen is None or attached != seen.attached:
-                # A new replica may be promoted; where one left, Sentinels or the cluster say whether it still may be.
+                # A new replica may be promoted. Sentinels or the cluster say whether one that left still may be.
                 seen = await self._look(node, attached)
             if self._needed(node, seen) > needed:
                 return None
@@ -371,7 +371,8 @@ class Replicated:
         try:
             known = await self._port.thread(self._port.replicas, node)
         except WarmUnavailable:
-            # None of those that could promote a replica answers. Their last answer still holds, if there was one.
+            # Neither Sentinels nor the cluster answer, so no replica can be promoted now: their last answer is still
+            # valid.
             if before is None:
                 raise
             known = before.known
@@ -380,7 +381,7 @@ class Replicated:
         return seen
 
     def _needed(self, node: str, seen: _Seen) -> int:
-        """Return how many must acknowledge, so that all that may be promoted are certainly among them."""
+        """Return how many replicas must acknowledge, so that all that may be promoted are certainly among them."""
         if seen.known is None:
             return max(1, self._most[node])
         return max(1, len(seen.promotable | seen.attached))

@@ -2,10 +2,10 @@
 
 A consumer has a position in each partition. An event that is published at the next offset is taken; after anything else
 - a gap, a new connection, silence - the stream is read from the position on. If it no longer reaches back that far, or
-has another data id, the consumer gets one event that asks it to resync. Epochs count up, so if Redis has no epoch, the
-position says which was the last one: an epoch that began and ended unseen is noticed as well.
+has another data id, the consumer gets one event that asks it to resync. Epochs are numbered, so while Redis has no
+epoch, the position keeps the number of the last one: an epoch that begins and ends unseen is noticed later.
 
-One of several servers may be down: its partitions fall behind, and are read again later; the others go on.
+One of several servers may be down: its partitions are read again later, while the others continue.
 
 Design: section 12.
 """
@@ -47,10 +47,10 @@ _CHECK = 3.0
 _SHORTEST, _LONGEST = 0.05, 2.0  # seconds until a failed read is tried again
 _REPLACED = 5.0  # seconds: a server that answers under an older epoch for this long was not replaced
 _AT_ONCE = 400
-_KEPT = 256  # for each partition: more than a promoted replica usually lags behind
+_KEPT = 256  # for each partition: more events than a promoted replica usually lacks
 _ROOM = 2000
 _ROOM_BYTES = 16 * 2**20
-_LEAST = 16  # events that a consumer with an empty queue takes although the buffer is full: it makes progress
+_LEAST = 16  # events that a consumer with an empty queue takes even if the buffer is full, to make progress
 _EVENT = 600  # bytes that an event takes in addition to its text
 _PATTERN = re.compile(r"[\w.*-]{1,200}", re.ASCII)
 
@@ -81,7 +81,7 @@ class Consumers:
         self._older: dict[int, float] = {}  # partitions that showed an epoch that has ended, and since when
         self._job: Job | None = None
         port.when_a_loop_ends(self._loop_ended)
-        self.watching: list[Callable[[], None]] = []  # called now and then
+        self.watching: list[Callable[[], None]] = []  # called from time to time
 
     @property
     def waiting(self) -> int:
@@ -90,7 +90,7 @@ class Consumers:
 
     @property
     def resyncs(self) -> int:
-        """How often consumers had to resync, including those that have left."""
+        """The number of resyncs of consumers, including those that have left."""
         return self._resyncs + sum(each.resyncs for each in list(self._subscriptions))
 
     @property
@@ -106,7 +106,7 @@ class Consumers:
         return min(sums, default=0)
 
     async def positions(self, since: str | None, among: Iterable[int] | None = None) -> dict[int, Position]:
-        """Return where a consumer begins: now, at the oldest kept event ("oldest"), or at another one's positions."""
+        """Return a consumer's first positions: now, the oldest kept event ("oldest"), or an earlier consumer's."""
         wanted = list(self._all() if among is None else among)
         if since is not None and since != "oldest":
             given = parsed(since, self._keys.partitions)
@@ -115,7 +115,7 @@ class Consumers:
         heads = await self._stream.heads(partitions)
         over = dict[int, Position]()
         if not all(head.epoch for head in heads):
-            # SQL first, then Redis: an epoch that SQL knew, and Redis does not hold then, has ended.
+            # SQL is read before Redis: an epoch that SQL has and Redis does not show afterwards has ended.
             over = await self._over()
             heads = await self._stream.heads(partitions)
         return {
@@ -136,7 +136,7 @@ class Consumers:
     def join(self, subscription: Subscription) -> None:
         """Deliver events to this consumer from now on."""
         with self._mutex:
-            # First the channels: they are subscribed to before this consumer takes an event.
+            # Channels first: they are subscribed to before this consumer takes an event.
             self._channels.choose(types_together(each.types for each in [*self._subscriptions, subscription]))
             subscription.here = self._port.here()
             self._subscriptions.append(subscription)
@@ -174,7 +174,7 @@ class Consumers:
 
     def _take(self, partition: int, message: bytes, types: Types) -> None:
         epoch, stored, before = published(message)
-        # A consumer that has just joined may ask for more types than the channel has.
+        # A new consumer may want more types than the channel has.
         taken = [
             each.receive(partition, epoch, stored, before if are_within(each.types, types) else stored.offset - 1)
             for each in list(self._subscriptions)
@@ -189,7 +189,7 @@ class Consumers:
         away = set[int]()  # partitions that could not be read
         again = 0.0  # when they are read again; the other partitions do not wait for it
         while True:
-            # A lost tail shows no gap, so positions are compared every few seconds even when it is quiet.
+            # Missed events at the end leave no gap, so positions are compared every few seconds even without messages.
             if not await self._stirred.wait(max(0.0, again - self._port.monotonic()) if away else _CHECK):
                 self.stir(self._all())
             self._stirred.clear()
@@ -219,7 +219,7 @@ class Consumers:
         taken, heads = await self._places(wanted)
         await self._channels.settle(heads)
         if any(heads[each].lost(at[each]) for at in taken.values() for each in at.keys() & heads.keys()):
-            # A failure that affected one partition affected others: one resync for all.
+            # A failure of one partition usually affects others: one resync serves all.
             wanted = set(self._all())
             taken, heads = await self._places(wanted)
         missed = wanted - heads.keys()
@@ -240,7 +240,7 @@ class Consumers:
         heads = await self._heads(partitions)
         for subscription, places in taken.items() if types else ():
             for at in sorted(places.keys() & heads.keys()):
-                # Also where the stream does not reach back that far: nothing of it was asked for.
+                # Also if the stream does not reach back that far, because the missing events were not wanted.
                 before, places[at] = places[at], heads[at].passed(places[at], types)
                 subscription.pass_over(at, before, places[at])
         return taken, heads
@@ -255,7 +255,10 @@ class Consumers:
         }
 
     def _is_over(self, partition: int, head: Head, reached: int) -> bool:
-        """Whether a replaced server answered, whose epoch has ended. Not if that lasts: then SQL was emptied too."""
+        """Whether the answer came from a replaced server, whose epoch has ended.
+
+        False if it lasts: then SQL was emptied.
+        """
         if not head.epoch or count(head.epoch) >= reached:
             self._older.pop(partition, None)
             return False
@@ -287,7 +290,7 @@ class Consumers:
         del wanted[max(1, room) :]
         share = room // len(wanted)
         if not share:
-            subscription.starved = True  # read again when it has made room
+            subscription.starved = True  # read again when the consumer has made room
             return set()
         calls = [(self._keys.partition(at), taken[at].offset, share) for at in wanted]
         found = await self._stream.reachable_events(calls)
@@ -318,8 +321,8 @@ _Place = tuple[int, int]  # the ordinal of the epoch, the offset
 class RecentEvents:
     """The last events of each partition that consumers of this replica took, by their ids.
 
-    A server may publish an event and then lose it. Its writer, who had no answer yet, writes it again, and it gets
-    another offset. And where a consumer has lost its position, the stream is read from its beginning.
+    A server may publish an event and then lose it. Its writer got no answer and writes it again, with another offset.
+    Also, if a consumer has lost its position, the stream is read from its beginning.
     """
 
     def __init__(self) -> None:
@@ -376,12 +379,12 @@ class Subscription:
         self._seen: dict[int, frozenset[bytes]] = {}  # ids taken before a loss, which may come again
 
     def assign(self, positions: dict[int, Position]) -> None:
-        """Take the events of these partitions, from these positions on."""
+        """Take the events of these partitions from these positions on."""
         with self._mutex:
             self._taken.update(positions)
 
     def revoke(self, partitions: Iterable[int]) -> None:
-        """Stop taking events of these, and drop those that were not delivered."""
+        """Stop taking events of these partitions, and drop those that were not delivered."""
         gone = set(partitions)
         with self._mutex:
             for each in gone:
@@ -405,7 +408,7 @@ class Subscription:
 
     def seen(self, partition: int) -> frozenset[bytes]:
         """Return the ids taken before a loss, after which the stream may have begun again."""
-        # A server that lost events first shows a lower offset, and starts an epoch later: a second loss is found then.
+        # A server that lost events first shows a lower offset, and later a new epoch: that looks like a second loss.
         with self._mutex:
             return self._seen.get(partition, frozenset())
 
@@ -426,7 +429,7 @@ class Subscription:
     def receive(self, partition: int, epoch: str, stored: StreamEvent, before: int) -> bool:
         """Take an event that was published; False if the stream has to be read.
 
-        `before`: the offset of the last earlier event that may be asked for here.
+        `before`: the offset of the last earlier event of the channel's types.
         """
         with self._mutex:
             at = self._taken.get(partition)
@@ -443,13 +446,13 @@ class Subscription:
         return True
 
     def pass_over(self, partition: int, before: Position, to: Position) -> None:
-        """Go on from a position to a later one: nothing between them is asked for here."""
+        """Continue from a position at a later one, because this consumer wants no event in between."""
         with self._mutex:
             if self._taken.get(partition) == before:
                 self._taken[partition] = to
 
     def read(self, partition: int, before: Position, head: Head, stored: list[StreamEvent], whole: bool) -> None:
-        """Take events that the stream holds after a position. Nothing, if events were taken meanwhile."""
+        """Take events that the stream has after a position. Has no effect if events were taken meanwhile."""
         with self._mutex:
             if self._taken.get(partition) != before:
                 return
@@ -481,9 +484,9 @@ class Subscription:
         reason: str,
         seen: Mapping[int, frozenset[bytes]] = MappingProxyType({}),
     ) -> None:
-        """Go on after gaps, each from one position to another, with one event that asks to resync.
+        """Continue after gaps, each from one position to another, with one event that asks for a resync.
 
-        Events that were `seen` before, by their ids, are not delivered if they come again.
+        Events whose ids are in `seen` are not delivered again.
         """
         with self._mutex:
             real = {at: gap for at, gap in gaps.items() if self._taken.get(at) == gap[0]}
@@ -528,7 +531,7 @@ class Subscription:
 class Waiting:
     """An event that was taken and not delivered yet; a resync holds its data.
 
-    `before`: the positions from which to continue if it is not handled.
+    `before`: the positions from which to continue if the event is not handled.
     """
 
     partition: int
@@ -555,7 +558,7 @@ class Waiting:
 
 
 class Buffer(Protocol):
-    """Counts the events that wait for a consumer together with those that wait for others."""
+    """Counts the bytes of the events that wait for several consumers together."""
 
     def count(self, size: int) -> None:
         """Count bytes that were added or removed."""
@@ -563,7 +566,7 @@ class Buffer(Protocol):
 
     @property
     def full(self) -> bool:
-        """Whether it should be emptied before it takes another event."""
+        """Whether waiting events should be delivered before another one is taken."""
         ...
 
 

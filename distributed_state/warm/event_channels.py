@@ -3,7 +3,7 @@
 A partition has a channel for all its events, and one for each list of types that a replica asked for (interest.lua). A
 message on such a channel also has the offset of the last earlier event of these types, so a replica can see that it
 missed nothing although it does not receive the others. A replica subscribes to the channel of all events until the
-partition has its list, and where the partition lost the list or already keeps the maximum number of lists.
+partition has its list, or if the partition lost the list or already has the maximum number of lists.
 
 Design: section 12.
 """
@@ -49,7 +49,7 @@ def types_together(many: Iterable[Types]) -> Types:
 
 
 def are_within(types: Types, wider: Types) -> bool:
-    """Whether all events of these types are on the other channel; False if that is the channel of all types."""
+    """Whether the other channel has all events of these types; False if that is the channel of all types."""
     return types is not None and wider is not None and types <= wider
 
 
@@ -110,7 +110,7 @@ class EventChannels:
         return self._keys.partition(partition).events_channel + b":" + types.encode()
 
     async def settle(self, heads: Mapping[int, Head]) -> None:
-        """Register our list of types where it is missing; leave the channel of all events where it is registered."""
+        """Register this replica's list of types where it is missing, and leave the channel of all events elsewhere."""
         types = self.types
         calls = {}
         for at, head in heads.items() if types else ():
@@ -130,7 +130,7 @@ class EventChannels:
     def _leave_others(self, partition: int, types: str, alone: bool) -> None:
         with self._mutex:
             if types != self.types:
-                return  # chosen again meanwhile
+                return  # other types were chosen meanwhile
             if alone:
                 self._link.leave(self._keys.partition(partition).events_channel)
             else:

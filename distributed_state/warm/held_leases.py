@@ -2,7 +2,7 @@
 
 Each partition has a sorted set of the records whose locks are held, by the locks' tokens: `acquire` adds a member,
 `release` removes it. A lock that expired because its holder died leaves its member there. So leases are read from the
-locks themselves, and a member without a lock is removed by its token: a later holder of the record has a greater one.
+locks themselves, and a member without a lock is removed by its token: a later holder of the record has a greater token.
 
 Design: section 8.
 """
@@ -24,9 +24,9 @@ from distributed_state.warm.lock import seizing
 from distributed_state.warm.scripts import RetryingClient
 
 _WAITERS = 20
-_PAGE = 1000  # members of one partition, where some are filtered out
-_TTL = 5.0  # seconds for which ending a lease may hold the record at most
-_CARRIED = re.compile(r"\.[0-9a-f]{24}$")  # a lease that a client carries; only this check reads the suffix
+_PAGE = 1000  # members of one partition in a page, because some are filtered out
+_TTL = 5.0  # maximum seconds for which ending a lease holds the record
+_CARRIED = re.compile(r"\.[0-9a-f]{24}$")  # a lease that a client carries; only this module reads the suffix
 _CURSOR = re.compile(r"(\d{1,18})\.(.+)", re.DOTALL)
 
 
@@ -64,13 +64,13 @@ class HeldLeases:
     async def _next(self, after: tuple[int, str], most: int) -> tuple[list[_Row], bool]:
         """Return members after a place, in order, and whether more follow."""
         found = await self._rows(range(self._keys.partitions), most + 1, after[0])
-        # After the last member of a truncated partition, its next one may come before those of the others.
+        # Rows after the last one of a truncated partition are left out: its next member may come before them.
         horizon = min((rows[-1].place for rows in found if len(rows) > most), default=None)
         near = [row for rows in found for row in rows if horizon is None or row.place <= horizon]
         return sorted((row for row in near if row.place > after), key=lambda row: row.place), horizon is not None
 
     async def _rows(self, partitions: Sequence[int], most: int, token: int) -> list[list[_Row]]:
-        """Return the first `most` members of each partition from a token on; without those whose server is down."""
+        """Return the first `most` members of each partition from a token on; not of partitions whose server is down."""
         keys = [self._keys.partition(each) for each in partitions]
         limits = (b"%d" % token, b"+inf", b"WITHSCORES", b"LIMIT", 0, most)
         commands: list[Words] = [(b"HGET", each.meta, b"epoch") for each in keys]
@@ -108,7 +108,7 @@ class HeldLeases:
 
     async def _take_out(self, rows: Sequence[_Row]) -> None:
         commands: list[Words] = [(b"ZREMRANGEBYSCORE", row.names.leases, row.token, row.token) for row in rows]
-        with suppress(WarmUnavailable):  # the next look does it
+        with suppress(WarmUnavailable):  # the next look removes it
             await self._port.exchange(commands) if commands else None
 
 
@@ -141,7 +141,7 @@ def _pairs(members: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
 
 
 def _lease(row: _Row, value: str, ends: float, waiting: int, queue: Any) -> HeldLease | None:
-    """Return a lock as a lease; None if it is another one by now, or of an epoch that has ended."""
+    """Return a lock as a lease; None if the record has another lock now, or the lock's epoch has ended."""
     head, _, holder = value.partition(":")
     token, _, epoch = head[1:].partition("@")
     if int(token) != row.token or epoch != row.epoch:
@@ -150,7 +150,7 @@ def _lease(row: _Row, value: str, ends: float, waiting: int, queue: Any) -> Held
     kind = "client" if _CARRIED.search(holder) else kind
     waiters = [Waiter(_replica(name.decode().partition(":")[2]), float(since) / 1e6) for name, since in _pairs(queue)]
     ref = row.names.ref
-    # A token is the time when it was granted, or a little more: see acquire.lua.
+    # A token is the time at which the lock was granted, or slightly later: see acquire.lua.
     return HeldLease(
         ref.scope, ref.id, kind, row.token, _replica(holder), row.token / 1e6, ends, waiting, tuple(waiters),
         f"{row.token}.{row.text}",
@@ -163,9 +163,9 @@ def _replica(holder: str) -> str:
 
 
 async def end(leases: Leases, names: RecordKeys, token: int) -> bool:
-    """End the lease with this token, of any holder; False if it is no longer held.
+    """End the lease with this token, even another holder's; False if it is no longer held.
 
-    It is taken over and released: its holder is fenced from then on, and the first waiter is next.
+    The lease is taken over and released: its holder is fenced from then on, and the first waiter is next.
     """
     seize = seizing(token)
     held = await leases.warm.command(b"GET", names.lock)

@@ -8,10 +8,10 @@ held: by the `with` that entered it, or, if taken by hand, while the object is r
 or thread lives.
 
 The leases of a replica are renewed together. A holder must notice a loss before another one can hold its lock, so the
-deadlines are watched separately from the renewal, which may hang with the server. If there are several servers, each
-has a renewing job of its own, or one silent server would cost the leases on the others. A lease is registered before it
-is requested: one that has no holder any longer, because its holder was interrupted, ended or was garbage-collected, is
-released in the next round instead of being renewed.
+deadlines are watched separately from the renewal, which may hang with the server. Each of several servers has its own
+renewing job, because otherwise one silent server would cost the leases on the others. A lease is registered before it
+is requested: if its holder was interrupted, ended or was garbage-collected, the next round releases it instead of
+renewing it.
 
 Design: sections 8, 20, 23.
 """
@@ -42,7 +42,7 @@ from distributed_state.warm.lock import Lock, Taken, Waiters, check_times, seizi
 from distributed_state.warm.scripts import RENEW
 
 log = logging.getLogger(__name__)
-# Weak references: the context that took a lease does not keep it alive.
+# References are weak: the context that took a lease does not keep it alive.
 _held: ContextVar[dict[tuple[int, str], Callable[[], AsyncLease | None]]] = ContextVar("distributed_state_leases")
 _IDLE_SECONDS = 60.0
 _SHORTEST = 0.005
@@ -81,7 +81,7 @@ class Leases:
         return len(self.renewal.leases)
 
     def of(self, text: str) -> AsyncLease | None:
-        """Return the lease under which the running task writes: its own, or that of the task that started it."""
+        """Return the lease under which the running task writes: its own, or one of the task that started it."""
         leases = _held.get(None)
         found = leases.get((id(self), text)) if leases else None
         lease = found() if found is not None else None
@@ -92,14 +92,14 @@ class Leases:
         lease = self.of(text)
         if lease is None:
             return ""
-        # Check the clock as well: a body that never yields prevents the deadlines from being watched.
+        # Checks the clock as well, because a body that never yields blocks the job that watches deadlines.
         if lease.lost or self.port.monotonic() >= lease.ends:
             self.warm.refused["fenced"] += 1
             raise lease.gone("nothing was sent")
         return lease.lock_value
 
     def name(self) -> str:
-        """Make a name for a holder, never used before."""
+        """Make a new name for a holder, which was never used before."""
         return f"{self.warm.replica}.{next(self._count)}"
 
     def lock(self, names: RecordKeys, holder: str, wait: float, ttl: float, mode: str = "x", seize: str = "") -> Lock:
@@ -119,7 +119,7 @@ class Leases:
             _held.set({**_others(lease), (id(self), lease.text): ref(lease)})
 
     def carry(self, lease: AsyncLease, lock_value: str, token: int) -> None:
-        """Make the running task write under a lock that somebody else took, and renews; it is not registered here."""
+        """Make the running task write under a lock that another process took and renews; it is not registered here."""
         lease.lock_value = lock_value
         lease.token = token
         lease.owner = self.port.owner()
@@ -128,7 +128,7 @@ class Leases:
 
     def drop(self, lease: AsyncLease) -> None:
         """Stop writing under a lease that is being released."""
-        lease.owner = None  # a task whose error references this lease would wait for the garbage collector
+        lease.owner = None  # breaks the cycle of a task whose error references this lease
         self.end_span(lease, "lost" if lease.lost else "ok")
         _held.set(_others(lease))
 
@@ -160,16 +160,16 @@ class Leases:
             self.report_loss(lease)
 
     def report_loss(self, lease: AsyncLease) -> None:
-        """Publish the loss, once for each time that the lease was held; its holder knows already."""
+        """Publish the loss of a held lease once; its holder knows of it already."""
         if not lease.loss_reported:
             lease.loss_reported = True
             self.lost += 1
             self._on_lost(lease)
 
     def judge(self, lease: AsyncLease, refused: Fenced) -> Fenced:
-        """Return the error of a refused commit: a lease that cannot have expired was taken over by another turn.
+        """Return the error of a refused commit. A lease that cannot have expired was taken over by another turn.
 
-        That turn may be over already, and the lock free; but its message may have arrived meanwhile.
+        That turn may have ended, and the lock may be free; the message that it took over may have arrived meanwhile.
         """
         self.report_loss(lease.outer or lease)
         taken = refused.holder and self.port.monotonic() < min(lease.deadline, lease.ends)
@@ -184,7 +184,7 @@ class Leases:
 
 
 def _others(mine: AsyncLease) -> dict[tuple[int, str], Callable[[], AsyncLease | None]]:
-    """Return the other leases held in this context; interrupted ones are left out, which would stay in it for good."""
+    """Return the other leases held in this context, without interrupted ones, which would stay in it forever."""
     found = ((name, each, each()) for name, each in _held.get({}).items())
     return {name: each for name, each, lease in found if lease not in (None, mine) and _is_held(lease)}
 
@@ -192,15 +192,17 @@ def _others(mine: AsyncLease) -> dict[tuple[int, str], Callable[[], AsyncLease |
 def _is_held(lease: AsyncLease | None) -> bool:
     """Whether the lease still has a holder.
 
-    False if it was released: a task that was started under it has outlived it. False also if its body is over, which
-    was interrupted before it could be released.
+    False if the lease was released, and the caller is a task that was started under it; also if its body has ended,
+    because it was interrupted before the release.
     """
     return lease is not None and not lease.released and lease.body.there
 
 
 @bounded("acquire_and", "leave")
 class AsyncLease:
-    """A record held by one task or thread. `token` is the fencing token, `lost` says that the lease is gone.
+    """A record that one task or thread has locked.
+
+    `token` is the fencing token, `lost` says whether the lease was lost.
 
     Example::
 
@@ -211,7 +213,7 @@ class AsyncLease:
     """
 
     token: int
-    """The fencing token, greater for every later holder; 0 before the record is held."""
+    """The fencing token, 0 before the record is held; a later holder's is greater."""
 
     def __init__(
         self,
@@ -234,16 +236,16 @@ class AsyncLease:
         self.lock_value = ""
         self.token = 0
         self.holder = ""  # the name under which the server knows the holder
-        self.released = True  # also before it is held: then there is nothing to release or to lose
+        self.released = True  # also before the record is held
         self.deadline = self.renew_at = 0.0
-        self.ends = math.inf  # when it ends even if its holder is alive
+        self.ends = math.inf  # when the lease ends even if its holder is alive
         self.owner: object = None
         self.waited = 0.0  # seconds of waiting for others, before the request that was granted
         self._leases = leases
         self.wait = wait
         self.mode = "a" if advisory else "x"
         self._limit = limit
-        # A turn names its request, so that the request's next attempt may take the lock over.
+        # A turn's lock names the request, so that the request's next attempt may take it over.
         self._turn = "" if turn is None else f".{turn}!"
         self._seize = seizing(take_over) if take_over is not None else self._turn if seize else ""
         self.body = Body()
@@ -257,57 +259,61 @@ class AsyncLease:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is gone: not renewed in time, taken by another holder, or left behind by fork()."""
+        """Whether the lease was lost: not renewed in time, taken over, or left to the parent process by an os.fork."""
         return self._lost or self._leases.abandoned or (self.outer is not None and self.outer.lost)
 
     @property
     def granted(self) -> bool:
-        """Whether it has to be renewed."""
+        """Whether the lease was granted, so that it has to be renewed."""
         return not (self.released or self._released_with_commit or self._lost)
 
     @property
     def wanted(self) -> bool:
-        """Whether its holder still holds, acquires or releases it: see `port.bodies`."""
+        """Whether a holder still holds, acquires or releases the lease: see `port.bodies`."""
         return self.body.held_by(self.owner)
 
     def orphaned(self) -> None:
-        """Count the lease as lost: it is no longer `wanted`, because its holder was interrupted or has ended.
+        """Count the lease as lost, because it is no longer `wanted`: its holder was interrupted or has ended.
 
-        Not as released: a write that another task still sends under it must be refused, not sent without a lock value.
+        It does not count as released: a write that another task still sends under it must be refused, not sent without
+        a lock.
         """
-        self._guard = None  # its body is over, and the task may go on
+        self._guard = None  # the body has ended, but its task may run on
         self._lost = True
         self._leases.end_span(self, "lost")
         self.owner = None
 
     def renewed(self, sent: float) -> None:
-        """The server confirmed the lease when asked at `sent`; a tenth is kept as a margin for slow clocks."""
+        """Note that the server confirmed the lease, asked at `sent`.
+
+        A tenth of the time is a margin for slow clocks.
+        """
         self.deadline = sent + self.ttl * 0.9
         self.renew_at = sent + self.ttl / 3
 
     def gone(self, consequence: str) -> Fenced:
-        """Return the error of a lease that was lost or taken over."""
+        """Return the error for a lease that was lost or taken over."""
         kind, why = (Interrupted, "taken over") if self.seized else (Fenced, "lost")
         return kind(f"{self.text[:200]}: the lease with token {self.token} was {why}; {consequence}")
 
     def lose(self) -> None:
-        """Note that the lease is gone, and end the body that runs under it."""
+        """Note that the lease is lost, and interrupt the body that runs under it."""
         self._lost = True
         if self._guard is not None:
             self._guard.interrupt()
 
     async def acquire(self) -> Self:
-        """Hold the record, or raise LockTimeout after `wait` seconds. Nests if this task already holds it."""
+        """Take the lease, or raise LockTimeout after `wait` seconds. If this task holds it already, it nests."""
         await self.acquire_and()
         return self
 
     async def acquire_and(self, trailing_call: Call | None = None) -> Any:
-        """Hold the record; return the answer of the script sent with the request, in one round trip.
+        """Take the lease; return the answer of a script that is sent with the request, in one round trip.
 
         None if it nests.
         """
         outer = self._leases.of(self.text)
-        # A task started inside the body writes under the lease, but locks like any other task.
+        # A task started inside the body writes under the lease, but its own locks do not nest in it.
         if outer is not None and outer.owner is self._leases.port.owner():
             if outer is self or outer.mode != self.mode:
                 raise Locked(f"{self.text[:200]}: held by this task already, by this very lease or in the other mode")
@@ -355,9 +361,9 @@ class AsyncLease:
         self._leases.keep(self)
 
     def release_call(self, op: OpId) -> Call | None:
-        """Return the call that releases the record, to be sent after a last commit; from here on it is not renewed.
+        """Return the call that releases the lease, to be sent after a last commit. Renewal stops now.
 
-        It takes effect once this commit is applied. If the commit is refused, `release` releases the record.
+        The call releases only if this commit was applied. After a refused commit, `release` releases the lease.
         """
         if self.outer is not None:
             return None
@@ -372,7 +378,7 @@ class AsyncLease:
             self._leases.renewal.drop(self.holder)
 
     async def release(self) -> None:
-        """Release the record. Harmless when the lease was lost: only its own holder can release it."""
+        """Release the lease. Has no effect on a lost lease, which another holder may have now."""
         if self.outer is not None:
             self.outer = None
             return
@@ -385,7 +391,7 @@ class AsyncLease:
             return
         ours = await self._leases.port.shield(self._lock.give_back(self.deadline))
         if self._leases.renewal.drop(self.holder) and not ours and not self._released_with_commit:
-            self._leases.report_loss(self)  # it expired unnoticed
+            self._leases.report_loss(self)  # the lease had expired unnoticed
 
     async def __aenter__(self) -> Self:
         await self.acquire()
@@ -393,7 +399,7 @@ class AsyncLease:
         return self
 
     def protect(self) -> None:
-        """From here on, end the running task's body when the lease is lost."""
+        """From now on interrupt the running task's body when the lease is lost."""
         if self.outer is None:
             self._guard = self._leases.port.guard()
 
@@ -422,10 +428,10 @@ class AsyncLease:
 
 @dataclass(frozen=True, slots=True)
 class CarriedLease:
-    """A lock whose holder is not a task of this process, such as a client over HTTP: the value that it carries.
+    """A lock of a holder outside this process, such as an HTTP client, identified by the value that the holder carries.
 
-    The server checks it at each use. This process neither renews it nor watches its deadline: the server refuses writes
-    under a lease that has ended. Raises ValueError if the value cannot be a lock's.
+    This process does not renew it or watch its deadline: the server checks it at each write, and refuses writes under a
+    lease that has ended. Raises ValueError if the value cannot be a lock's.
     """
 
     lock_value: str
@@ -449,9 +455,9 @@ class CarriedLease:
     async def take(
         cls, leases: Leases, names: RecordKeys, *, wait: float, ttl: float, take_over: int | None = None
     ) -> Self:
-        """Hold the record, or raise LockTimeout after `wait` seconds; `take_over` takes it from that token's holder."""
+        """Take the lease, or raise LockTimeout after `wait` seconds; `take_over` takes it from that token's holder."""
         check_times(wait, ttl, None)
-        # A holder's name as it is shown elsewhere is not enough to make a lease of it.
+        # The secret suffix: a holder's name, which is shown elsewhere, does not suffice to write under its lease.
         holder = f"{leases.name()}.{chance.token_hex(12)}"
         lock = leases.lock(names, holder, wait, ttl, seize="" if take_over is None else seizing(take_over))
         try:
@@ -461,7 +467,7 @@ class CarriedLease:
             raise
 
     async def renew(self, leases: Leases, names: RecordKeys, *, ttl: float) -> bool:
-        """Keep it for `ttl` seconds from now; False if it has ended."""
+        """Extend the lease to `ttl` seconds from now; False if it has ended."""
         check_times(0, ttl, None)
         answer = (await leases.port.scripts([(RENEW, [names.lock, names.meta], [self.lock_value, int(ttl * 1000)])]))[0]
         if isinstance(answer, StateError):
@@ -469,7 +475,7 @@ class CarriedLease:
         return bool(answer[0] == b"ok")
 
     async def give_back(self, leases: Leases, names: RecordKeys) -> bool:
-        """Release the record; False if it was lost. Harmless when it has ended."""
+        """Release the lease; False if it was lost. Has no effect if it has ended."""
         lock = leases.lock(names, self.holder, 0, self.TTL)
         return await leases.port.shield(lock.give_back(leases.port.monotonic()))
 
@@ -491,7 +497,7 @@ class Renewal:
         self._mutex = port.mutex()
         self._kept = port.signal()
         self._watched = port.signal()
-        # When each job wakes. While it is awake, it is notified of every lease: it may have looked already.
+        # When each job wakes. A job that is awake is notified of every lease, because it may have looked already.
         self._renews_at = self._watches_at = math.inf
         self._jobs: list[Job] = []
         self._servers: dict[str, _Server] = {}
@@ -521,7 +527,7 @@ class Renewal:
             self._watched.set()
 
     def drop(self, holder: str) -> bool:
-        """Stop renewing a lease. True if it was renewed until now, and not released for lack of a holder."""
+        """Stop renewing a lease. True if it was renewed until now, and was not released for lack of a holder."""
         kept = self._held.pop(holder, None)
         return kept is not None and not kept.given_back
 
@@ -529,7 +535,7 @@ class Renewal:
         while True:
             self._kept.clear()  # first: a lease registered from here on ends the wait below
             self._renews_at = math.inf
-            await self._round()  # a method of its own: no local variable here keeps a lease
+            await self._round()  # a separate method, so that no local variable of this loop keeps a lease alive
             now = self._port.monotonic()
             first = min((kept.due_at for kept in list(self._held.values())), default=now + _IDLE_SECONDS)
             self._renews_at = max(first, now + _SHORTEST)
@@ -582,7 +588,7 @@ class Renewal:
         try:
             return self._port.node_of(kept.lock.names.lock)
         except WarmUnavailable:
-            return ""  # no server has it now: the job that asks looks again
+            return ""  # no server has it now; the job finds out where it is
 
     async def _serve(self, node: str, server: _Server) -> None:
         """Renew the leases of one server; end when it has been idle for a while."""
@@ -617,7 +623,7 @@ class Renewal:
 
     def _renewed(self, lease: AsyncLease | None, answer: bytes, sent: float) -> None:
         if lease is None:
-            return  # it was collected meanwhile, and is released in the next round
+            return  # garbage-collected meanwhile; the next round releases it
         if answer == b"ok":
             lease.renewed(sent)
         elif answer != b"uninitialised" and lease.granted:
@@ -631,7 +637,7 @@ class Renewal:
         self._jobs = []
         for job in jobs:
             await job.stop()
-        # After the job that hands out leases, so that no new server appears.
+        # Closed after the job that hands out leases, so that no new server appears.
         servers = list(self._servers.values())
         self._servers = {}
         for server in servers:
@@ -640,14 +646,14 @@ class Renewal:
 
 
 class _Kept:
-    """A lease that is held or requested under one name. This keeps it alive at the server, not in memory."""
+    """A lease that is held or requested under one name. It is kept alive at the server, but not in memory."""
 
     __slots__ = ("_again_at", "_until", "given_back", "lease", "lock")
 
     def __init__(self, lease: AsyncLease, lock: Lock) -> None:
         self.lease = ref(lease)
         self.lock = lock
-        self.given_back = 0  # 0 while it has a holder; then one more than the releases that were answered
+        self.given_back = 0  # 0 while it has a holder, then 1 plus the number of answered releases
         self._again_at = 0.0
         self._until = math.inf
 
@@ -658,7 +664,7 @@ class _Kept:
         return self._again_at if lease is None or self.given_back else max(lease.renew_at, self._again_at)
 
     def wait(self, now: float) -> None:
-        """Look at it again soon, unless this attempt has a result."""
+        """Set the next look, which comes soon if this attempt has no result."""
         self._again_at = now + self.lock.ttl / 10
 
     def due_call(self, now: float) -> Call | None:
@@ -683,7 +689,10 @@ class _Kept:
         return self.lock.leave_call()
 
     def over(self, now: float) -> bool:
-        """Whether it was released or has expired. Released twice, because earlier requests may have arrived late."""
+        """Whether the lease was released or has expired.
+
+        It is released twice, because earlier requests may arrive late.
+        """
         return (self.given_back > _GIVEN_BACK or now > self._until) and not self.lock.asked
 
 

@@ -1,20 +1,21 @@
 """The links of this replica: its subscriptions, each at the node that has the partition.
 
-Law: silence never counts as proof that nothing was published; only an echo of our own probe proves a node's link. At
+Law: a lack of messages never proves that nothing was published; only the echo of a probe proves a node's link. At
 intervals each node is asked to run a script that writes, and that publishes the time of the request. While the newest
 echo is at most `max_staleness` old, everything published before it has arrived, because one connection keeps its order.
 No echo comes from a node that lost its slots, became a replica, or is cut off from its cluster. Where hot keeps no data
-of the node, the link is idle: it is probed once a round, and at once when data is to be kept. Each node at which we
-subscribe has a link of its own: if one falls silent, only hot answers for its partitions end.
+of the node, the link is idle: it is probed once a round, and at once when data is to be kept. Each node with
+subscriptions has its own link: if one falls silent, hot stops answering only for its partitions.
 
 A subscription ends together with the data that was read under it: when the connection is lost; when its slot moves,
 whereupon the server ends the subscriptions of that slot and reports it; when Redis gets another data id.
 
-A write names our own channel of its partition if we subscribed to the record's too, so that the script can see whether
-there are other subscribers. While our own channel has a subscriber, the same connection receives the record's messages.
-So it lies in the same slot: when that moves, the server ends both; a channel in another slot would stay and hide that
-no other subscriber was notified. And its name is used once: it changes at each subscription, as the server may keep an
-earlier one for long after we lost it, and when a channel that was named with it is left.
+In each partition a replica also subscribes to a channel of its own. A write names this own channel if the replica is
+subscribed to the record's channel, so that the script can see whether there are other subscribers. While the own
+channel has a subscriber, the same connection receives the record's messages. For that the own channel is in the same
+slot: when the slot moves, the server ends both subscriptions; a channel in another slot would stay and hide that no
+subscriber was notified. Its name is used once: it changes at each subscription, because the server may keep a lost
+subscription for long, and when a channel that a write named together with it is left.
 
 Design: sections 7, 20.
 """
@@ -38,7 +39,7 @@ from distributed_state.warm.scripts import PROBE
 log = logging.getLogger(__name__)
 Handler = Callable[[bytes, bytes], None]  # the channel, and the message
 _SILENCE = 5.0  # seconds
-_ROUND = 1.5  # the maximum in seconds that one round of the probe counts
+_ROUND = 1.5  # maximum seconds that one round of the probe adds to the silence
 SUBSCRIBE = b"SSUBSCRIBE"
 UNSUBSCRIBE = b"SUNSUBSCRIBE"
 
@@ -80,7 +81,7 @@ class Link:
 
     @property
     def up(self) -> bool:
-        """Whether the links to all nodes that we need are up."""
+        """Whether the links to all needed nodes are up."""
         nodes = list(self._nodes.values())
         return bool(nodes) and all(each.up for each in nodes)
 
@@ -91,7 +92,7 @@ class Link:
 
     @property
     def silence(self) -> float | None:
-        """Seconds since the last proof of the quietest link; None if no link was needed yet."""
+        """Seconds since the last proof of the link that was silent longest; None if no link was needed yet."""
         return max((each.silence for each in list(self._nodes.values())), default=None)
 
     @property
@@ -101,7 +102,7 @@ class Link:
         return {"link_up": int(self.up)} | ({} if silence is None else {"link_silence_ms": int(silence * 1000)})
 
     def confirmed(self, channel: bytes) -> bool:
-        """Whether everything published on the channel from now on arrives here."""
+        """Whether all messages on the channel from now on will arrive here."""
         return channel in self._confirmed
 
     def freshness(self, channel: bytes) -> Freshness | None:
@@ -110,17 +111,20 @@ class Link:
         return None if subscription is None else subscription.freshness
 
     def subscribed_as(self, channel: bytes) -> bytes:
-        """Return our own channel if we subscribed to this one, else b"". On the server both end together."""
+        """Return the own channel if this one is subscribed to, else b"".
+
+        On the server both subscriptions end together.
+        """
         subscription = self._confirmed.get(channel)
         if subscription is None:
             return b""
         own = subscription.own
         subscription.named.add(channel)
-        # Checked again: `leave` may have looked for the name just before it was noted.
+        # Checked again, because `leave` may have run just before the name was noted.
         return own if channel in self._confirmed else b""
 
     def watch(self, channel: bytes, handler: Handler) -> None:
-        """Ask for a channel. Does not wait."""
+        """Subscribe to a channel. Does not wait."""
         with self._mutex:
             self._watch(channel, handler)
 
@@ -135,7 +139,7 @@ class Link:
                 self._subscribe_where_it_is(subscription)
 
     def listen(self, channel: bytes, handler: Handler) -> None:
-        """Ask for a channel of which hot keeps nothing: for such channels alone the link is probed less often."""
+        """Subscribe to a channel of which hot keeps no data. A link with only such channels is probed less often."""
         with self._mutex:
             if channel not in self._handlers and not self._closed:
                 self._subscriptions.unkept.add(channel)
@@ -156,7 +160,7 @@ class Link:
     def renew(self, partition: int) -> None:
         """End all data read from this partition's node, because the partition has another data id."""
         subscription = self._partitions.get(partition)
-        # It has just answered, so its node is known.
+        # The partition has just answered, so its node is known.
         node = (subscription and subscription.node) or self._port.node_of(self._keys.partition(partition).meta)
         link = self._nodes.get(node)
         if link is not None:
@@ -194,7 +198,8 @@ class Link:
     def _subscribe_where_it_is(self, subscription: PartitionSubscription) -> list[Freshness]:
         """Subscribe to a partition at the node that has it now; return the freshness that ends with that.
 
-        A partition without a node stays as it is: reads of it fail, and it is subscribed to once a node has it.
+        The subscription of a partition without a node is unchanged: reads of it fail, and it is moved once a node has
+        it.
         """
         try:
             node = self._port.node_of(subscription.meta)
@@ -233,7 +238,7 @@ class Link:
 
 
 class NodeLink:
-    """Successive connections to one node, while we subscribe to partitions there."""
+    """The connections to one node, one after another, while partitions there have subscriptions."""
 
     def __init__(
         self, port: Port, node: str, subscriptions: Subscriptions, *, max_staleness: float, rounds: Rounds
@@ -250,8 +255,8 @@ class NodeLink:
         self._every = min(max(max_staleness / 4, 0.02), 1.0)
         self._echo = 0.0
         self._since = self._round = port.monotonic()
-        self._quiet = 0.0  # seconds without an echo, while we were running and could have received one
-        self._idle = False  # whether no reader waits for the next proof
+        self._quiet = 0.0  # seconds without an echo in which this process ran and could have received one
+        self._idle = False  # true if no reader depends on the next proof
         self._wanted = port.signal()
         self._jobs = list[Job]()
 
@@ -351,7 +356,7 @@ class NodeLink:
                 if subscription.asked:
                     subscription.freshness.prove(self._echo + self._max_staleness)
             if not epoch and self.channels.prober is prober:
-                # An empty partition cannot show that it was emptied: another one may.
+                # An empty partition cannot show that it was emptied, so the node is probed by another one.
                 self.channels.probe_another()
 
     def _confirmed(self, channel: bytes) -> None:
@@ -360,7 +365,7 @@ class NodeLink:
             handler = self._subscriptions.handlers.get(channel) if self.channels.confirmed(channel) else None
             subscription = self._subscriptions.find(channel)
             if handler is not None and subscription is not None and self._echo >= self._since:
-                # Data read from now on is as current as the last echo, which came on this very connection.
+                # Data read from now on is as current as the last echo, which came on this connection.
                 subscription.freshness.prove(self._echo + self._max_staleness)
         if handler is not None:
             handler(channel, b"")
@@ -417,7 +422,8 @@ class NodeLink:
                 if isinstance(answer, Exception) and str(answer).startswith("NOSCRIPT"):
                     (answer,) = await self._port.exchange_with(self.node, [PROBE.first_call(words)])
                 if isinstance(answer, Exception):
-                    # A partition whose slot is being moved answers TRYAGAIN until that is done: others prove the node.
+                    # A partition whose slot is moving answers TRYAGAIN until that is done, so another one is used for
+                    # the probe.
                     with self._subscriptions.mutex:
                         self.channels.probe_another()
                     raise WarmUnavailable(f"{self.node}: {answer}") from answer
@@ -432,7 +438,7 @@ class NodeLink:
         return done
 
     async def _ask_again(self) -> None:
-        """Find out where the partitions are, and ask again for those that are here."""
+        """Find out where the partitions are, and subscribe again to those that are here."""
         await self._relocate()
         with self._subscriptions.mutex:
             self.channels.ask_again()
@@ -444,10 +450,10 @@ class NodeLink:
             log.debug("link: where keys are is not known: %s", error)
 
     def _give_up_if_silent(self) -> None:
-        """Close a connection that died silently, on which a read would wait for ever, so that the reader reconnects.
+        """Close a connection that died silently, on which a read would wait forever, so that the reader reconnects.
 
-        This includes one on which the first request is never answered. But after a blocked loop or a stopped process
-        the echoes may have arrived unread: time in which we did not read does not count as silence.
+        This includes a connection whose first request is never answered. After a blocked loop or a stopped process
+        echoes may have arrived unread, so time in which this process did not read does not count as silence.
         """
         now = self._port.monotonic()
         self._quiet += min(now - self._round, _ROUND)
@@ -463,7 +469,7 @@ class NodeLink:
     # The end
 
     def end(self) -> None:
-        """Let it end: we no longer subscribe to anything here."""
+        """Let the link end, because nothing is subscribed to here any longer."""
         self.over = True
         self._wanted.set()
         wire = self.channels.wire
@@ -480,11 +486,11 @@ class NodeLink:
 
 
 class NodeChannels:
-    """The partitions to which we subscribe at one node, and their channels there.
+    """The partitions with subscriptions at one node, and their channels there.
 
     Requests must be sent in the order in which the tables change, so both are done under the mutex that the links of a
-    replica share. Each subscription to a partition begins with a new own name, which is subscribed to before the other
-    channels, so that the server can always recognise us among the subscribers of a channel.
+    replica share. Each subscription to a partition begins with a new own channel, subscribed to before the others, so
+    that the server can always recognise this replica among a channel's subscribers.
     """
 
     def __init__(self, subscriptions: Subscriptions) -> None:
@@ -508,14 +514,14 @@ class NodeChannels:
         )
 
     def connected(self, wire: Wire) -> None:
-        """Ask for everything on a new connection."""
+        """Subscribe to everything on a new connection."""
         self.wire = wire
         self._requests = Requests()
         self.prober = None
         self.ask_again()
 
     def ask_again(self) -> None:
-        """Ask for channels that were refused, or not asked for yet."""
+        """Subscribe to channels that were refused, or not requested yet."""
         for subscription in self.partitions.values():
             if not subscription.asked:
                 self._subscribe(subscription)
@@ -534,7 +540,8 @@ class NodeChannels:
         """Unsubscribe from it here; return the freshness that ends with that."""
         del self.partitions[subscription.partition]
         if subscription.asked:
-            # Our own name first, as in `leave`. A server that gave the slot away has already ended them, and refuses.
+            # The own channel first, as in `leave`. A server that gave the slot away has ended the subscriptions
+            # already, and refuses.
             self._ask(UNSUBSCRIBE, subscription.own, *subscription.channels)
         return self.end(subscription)
 
@@ -556,14 +563,15 @@ class NodeChannels:
         """Unsubscribe from a channel."""
         if subscription.asked:
             if channel in subscription.named:
-                # Our own name first: otherwise a write on its way could count us as a listener, and no one be notified.
+                # The own channel first: otherwise a write under way could count this replica as a listener that it no
+                # longer is.
                 self._ask(UNSUBSCRIBE, subscription.own)
                 subscription.rename()
                 self._ask(SUBSCRIBE, subscription.own)
             self._ask(UNSUBSCRIBE, channel)
 
     def probe_another(self) -> None:
-        """Probe by the next partition here, if there is one."""
+        """Use the next partition here for the probe, if there is one."""
         places = [each for each in self.partitions.values() if each.asked]
         at = places.index(self.prober) + 1 if self.prober in places else 0
         self._probe_by(places[at % len(places)] if places else None)
@@ -597,7 +605,7 @@ class NodeChannels:
 
     def confirmed(self, channel: bytes) -> bool:
         """Handle a confirmation; return whether everything published on the channel arrives from now on."""
-        # If it was left and asked for again, only the last request's confirmation counts.
+        # If the channel was left and requested again, only the last request's confirmation counts.
         if not self._requests.confirmed(channel) or channel not in self._subscriptions.handlers:
             return False
         subscription = self._subscriptions.find(channel)
@@ -622,7 +630,8 @@ class NodeChannels:
         if word == "MOVED":
             slot = int(rest.split()[0])
             if subscription is None or subscription.slot != slot:
-                # A refusal to leave a subscription that the server had already ended; that end was taken for the reply.
+                # The server refused an unsubscription because the subscription had ended already; that end counted as
+                # the reply.
                 return next((each for each in self.partitions.values() if each.slot == slot and each.asked), None)
         self._requests.refused()
         return self._mine(subscription)
