@@ -1,8 +1,8 @@
 """Archives journal entries in the tables, and imports a record with its history.
 
 Law: one transaction moves the cursors by compare-and-set of offset and event, and inserts the entries they pass. So two
-archivers, or one that was restarted in the middle, archive every entry once and in order. An imported record comes
-whole or not at all, and never replaces an existing one.
+archivers, or one that was restarted in the middle, archive every entry once and in order. A record is imported
+completely or not at all, and never replaces an existing one.
 
 Design: sections 9, 11.
 """
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 def archive(sql: Sql, batches: Iterable[Batch], snapshot_every: int) -> dict[int, set[str]]:
     """Archive the batches whose cursor is at their start; return their partitions, each with its quarantined entries.
 
-    These are the entries' events, which must not be reported as archived.
+    A quarantined entry is named by its event, and must not be reported as archived.
     """
     moved = _moved(sql, [batch for batch in batches if batch.entries])
     intake = Intake(sql)
@@ -62,7 +62,7 @@ def _moved(sql: Sql, batches: Sequence[Batch]) -> list[Batch]:
         sql.among(c.partition, [batch.partition for batch in batches]),
         c.closed.is_(False),
     )
-    # Always in the same order: archivers that share partitions wait for each other, but never in a circle.
+    # Always in the same order, so that archivers that share partitions cannot deadlock.
     found = sql.execute(
         select(c.partition, c.epoch, c.offset, c.event).where(here).order_by(c.partition).with_for_update()
     )
@@ -113,9 +113,9 @@ class Intake:
         return parsed
 
     def _insert(self, parsed: list[Parsed], every: int) -> None:
-        """Insert entries; halve a refused list until the entry that causes the error is alone.
+        """Insert entries. A refused list is halved until the entry that causes the error is found.
 
-        The failing statement does not name it: an index of `records` may be what refuses an entry.
+        The error does not name the entry: an index of `records`, for example, may have refused it.
         """
         parsed = [item for item in parsed if item.partition not in self._stopped]
         if not parsed:
@@ -142,7 +142,7 @@ class Intake:
         self._insert(parsed[middle:], every)
 
     def _make_way(self, item: Parsed) -> bool:
-        """Move what a repair, or another epoch, wrote under an entry's version to quarantine; whether there was any."""
+        """Quarantine changes that a repair or another epoch wrote under an entry's version; whether there were any."""
         record, version = item.entry.record, item.entry.version
         row = record_index.lock(self.sql, [record]).get(record)
         c = tables.changes.c
@@ -200,7 +200,7 @@ class Intake:
                     raise
 
     def _use_up(self, item: Parsed) -> None:
-        """Note that an entry used its version, so that the next change of its record does not get it."""
+        """Note that an entry used its version, so that the next change of its record does not get the same one."""
         existing = record_index.lock(self.sql, [item.entry.record])
         self._set_aside_replaced([item], existing)
         for row in existing.values():
@@ -222,11 +222,12 @@ class Intake:
             row = existing.get(record)
             if row and item.entry.version <= row["version"] and item.epoch != row["epoch"]:
                 existing[record] = self._set_aside(row, item)
-                # Written now: later writes cover only what differs from this row, not from the row in the table.
+                # Written now, because later writes cover only the differences from this row, not from the row in the
+                # table.
                 record_index.put(self.sql, [existing[record]])
 
     def _set_aside(self, row: record_index.Head, item: Parsed) -> record_index.Head:
-        """Quarantine a record's versions from an entry's on; return its row as it is then, except for the version."""
+        """Quarantine a record's versions from an entry's on; return the row that results, except for the version."""
         record, version = item.entry.record, item.entry.version
         log.error("%s: epoch %s replaces versions from %d on", record, item.epoch, version, extra={"record": record})
         set_aside(self.sql, row, version, f"replaced by {item.epoch}")
@@ -235,7 +236,7 @@ class Intake:
         return {**row, **record_index.about(before)}
 
     def _note_layers(self, changes: Iterable[Parsed], keys: Mapping[str, int]) -> None:
-        """Note whose items new forks show, including those inherited by their source; and those that rollbacks show."""
+        """Note whose items new forks show, including those that their source inherits; likewise for rollbacks."""
         made = [item for item in changes if record_items.source_of(item) in keys]
         if made:
             have = record_items.with_items(self.sql, {keys[record_items.source_of(item)] for item in made})
@@ -254,7 +255,7 @@ class Intake:
     def _snapshot(
         self, changes: Sequence[Parsed], existing: Mapping[str, record_index.Head], keys: Mapping[str, int], every: int
     ) -> None:
-        """Write the state of each record that crossed a multiple of `every`, got a label or came whole."""
+        """Write the state of each record that crossed a multiple of `every`, got a label or got a whole state."""
         by_record: dict[str, list[Parsed]] = {}
         for item in changes:
             by_record.setdefault(item.entry.record, []).append(item)
@@ -288,7 +289,7 @@ def insert_parsed(sql: Sql, parsed: Sequence[Parsed], keys: Mapping[str, int]) -
             items.append((key, collection, name, e.version, None, data))
     # Before the changes are inserted: this reads the states before them.
     shares = _shown_again(sql, [item for item in parsed if item.entry.record])
-    # In the order of their keys: neighbouring rows fill the pages of an index, others split them.
+    # In the order of their keys: neighbouring rows fill the pages of an index, while scattered ones split them.
     sql.add(tables.changes, sorted(changes))
     sql.add(tables.messages, sorted(messages))
     sql.add(tables.items, sorted(items, key=lambda row: row[:4]))
@@ -310,8 +311,8 @@ def _shown_again(sql: Sql, changes: Sequence[Parsed]) -> list[Row]:
     try:
         bases = states(sql, before) if before else {}
     except CorruptState:
-        # A damaged archive must not stop a commit. Then all runs are noted: extra rows are harmless, missing ones are
-        # not.
+        # A damaged archive must not stop a commit. All runs are noted then, because extra rows are harmless and missing
+        # ones are not.
         return [
             (sql.namespace, run.source, item.entry.record, item.entry.version, run.start, run.stop)
             for item in changes
@@ -392,10 +393,10 @@ def adopt(
 
 
 def _refuse_newer_epoch(sql: Sql, partition: int, epoch: str) -> None:
-    """Raise ColdUnavailable if a newer epoch began: Redis got its list of names without this record."""
+    """Raise ColdUnavailable if a newer epoch began: the known ids that Redis got for it lack this record."""
     c = tables.cursors.c
     here = select(c.epoch).where(c.namespace == sql.namespace, c.partition == partition, c.ordinal > ordinal(epoch))
-    # The rows that the next epoch would change, locked until the end; last of all, as archivers wait for them.
+    # Lock the rows that the next epoch would change, until the end; done last, because archivers wait for them.
     held = select(c.ordinal).where(c.namespace == sql.namespace, c.partition == partition).with_for_update(read=True)
     sql.execute(held).all()
     if newer := sql.execute(here).scalar():

@@ -1,21 +1,22 @@
-"""Commits outside of any history: the quarantine, and branches. Law: nothing is lost; each commit is kept once, whole.
+"""Commits outside of any history: the quarantine, and branches. Law: each commit is kept once, and complete.
 
 **The quarantine** has entries that SQL refuses, and commits that others replaced. An entry is quarantined only for an
-error that waiting would not cure:
+error that does not go away with time:
 
-| fault | errors | what becomes of the row |
+| fault | errors | result |
 |---|---|---|
-| `ROW` | a value that does not fit: too long for an index, out of range, not in the database's encoding, refused by a constraint or by a trigger of the owner's; a history that cannot be read | it is put into quarantine, the others go on |
-| `PLACE` | a part of the database takes nothing: a tablespace is full, a file is damaged, a right or a column is missing | its partition waits there and says so, the others go on |
+| `ROW` | a value that does not fit: too long for an index, out of range, not in the database's encoding, refused by a constraint or by a trigger of the owner's; a history that cannot be read | the row is put into quarantine, the others are archived |
+| `PLACE` | a part of the database takes nothing: a tablespace is full, a file is damaged, a right or a column is missing | its partition waits there and reports it, the others are archived |
 | none | SQL is away, busy or being restored; SQLite is full, which is one file | all wait |
 
-PostgreSQL's codes are in its manual, appendix A. An error of a kind that is not known here waits: nothing is lost by that.
+PostgreSQL's codes are in its manual, appendix A. An error of an unknown kind makes its partition wait, which loses
+nothing.
 
-**Branches** are acknowledged commits of a closed epoch that their record does not continue. Erased data never comes
-back. A commit is identified by its event, never by its version: after a failover another commit may have the same
-version, in the archive or in another branch. A state is folded from versions without a gap; nothing in it is invented.
-A branch is named after its epoch, `3-9f2c01ab`. If two servers took writes until one of them noticed, an epoch has two
-lines of a record; the second is `3-9f2c01ab.2`. The name is given when a commit is kept, and never changes. A branch
+**Branches** are acknowledged commits of an ended epoch that are not part of their record's history. Erased data never
+comes back. A commit is identified by its event, never by its version: after a failover another commit may have the same
+version, in the archive or in another branch. A state is folded only from versions without a gap. A branch is named
+after its epoch, `3-9f2c01ab`. If two servers took writes until one of them noticed, an epoch has two lines of a record;
+the second is `3-9f2c01ab.2`. A branch gets its name when its first commit is kept, and the name never changes. A branch
 begins after the last version in SQL that its record had under the branch's epoch or an earlier one.
 
 Design: sections 9, 14.
@@ -93,7 +94,7 @@ class Stopped(ColdUnavailable):
 
 
 def fault_of(sql: Sql, error: Exception) -> Fault | None:
-    """The cause of an error; None if everything may be accepted later, or the error is a bug of ours."""
+    """The cause of an error; None if everything may be accepted later, or the error is a bug of this package."""
     if isinstance(error, (ValueError, OverflowError, CorruptState)):
         return Fault.ROW
     driver: Any = sql.connection.dialect.dbapi
@@ -109,7 +110,7 @@ def fault_of(sql: Sql, error: Exception) -> Fault | None:
 
 
 def is_collision(sql: Sql, error: Exception) -> bool:
-    """Whether another row is in the place of a new one, or a constraint refused it."""
+    """Whether another row has the key of a new one, or a constraint refused it."""
     driver: Any = sql.connection.dialect.dbapi
     return isinstance(error.orig if isinstance(error, exc.DBAPIError) else error, driver.IntegrityError)
 
@@ -139,7 +140,7 @@ def keep_refused(sql: Sql, entry: JournalEntry, partition: int, epoch: str, erro
     except Exception as refused:
         if fault_of(sql, refused) is not Fault.ROW:
             raise
-        # The entry may be here because of a character that the database's encoding lacks.
+        # The entry may have been refused for a character that the database's encoding lacks.
         plain = {name: row[name].encode("ascii", "backslashreplace").decode() for name in ("event", "record", "reason")}
         sql.execute(insert(tables.quarantine), row | plain)
 
@@ -184,8 +185,8 @@ def _remove_from(sql: Sql, head: Head, first: int) -> None:
 
 
 def set_aside_lacking(sql: Sql, partition: int, epoch: str, entries: Sequence[JournalEntry], reason: str) -> int:
-    """Quarantine the entries that SQL lacks, with the reason; return how many."""
-    # An erasure locks these rows, too: so this sees that the record is erased, and leaves its entries out.
+    """Quarantine those of these entries that SQL lacks, with the reason; return how many."""
+    # An erasure locks these rows too, so an erased record is recognised here, and its entries are left out.
     named = {entry.record for entry in entries}
     record_index.lock(sql, named | {record_index.hashed(sql.namespace, each) for each in named})
     lost = record_history.lacking(sql, partition, epoch, entries)
@@ -201,7 +202,7 @@ def set_aside_acknowledged(sql: Sql, partition: int, epoch: str, entries: Sequen
 
 
 def unresolve(sql: Sql, events: Collection[str]) -> None:
-    """Note of these commits that SQL refused the later version that contains them: they are not archived."""
+    """Note that SQL refused the later version that contains these commits: they are not archived."""
     q = tables.quarantine.c
     if events:
         here = and_(q.namespace == sql.namespace, sql.among(q.event, sorted(events)), q.reason == RESOLVED)
@@ -245,11 +246,10 @@ def refusal(sql: Sql, event: str) -> str:
 
 
 def keep(sql: Sql, partition: int, epoch: str, entries: Iterable[JournalEntry], cause: str) -> list[Kept]:
-    """Keep those of these commits that SQL lacks, in the caller's transaction; return what was added, by branch.
+    """Keep those of these commits that SQL lacks, in the caller's transaction; return the added commits by branch.
 
-    `epoch`, which is closed, is the one that they were written under. Entries without a record (marks, and events that
-    were written alone) are skipped. So are commits of erased records; the log has their number. The rows of the
-    records are locked.
+    They were written under `epoch`, which has ended. Entries without a record (marks, and events without a commit) are
+    skipped, and so are commits of erased records, whose number is logged. The rows of the records are locked.
     """
     by_record: dict[str, list[JournalEntry]] = defaultdict(list)
     for entry in entries:
@@ -277,7 +277,7 @@ def keep(sql: Sql, partition: int, epoch: str, entries: Iterable[JournalEntry], 
         except Exception as error:
             if fault_of(sql, error) is not Fault.ROW:
                 raise
-            # Without this, one entry would keep the partition with all its other records from starting.
+            # Otherwise one unreadable entry would prevent the start of the partition with all its other records.
             for entry in living:
                 keep_refused(sql, entry, partition, epoch, error)
     return kept
@@ -293,7 +293,7 @@ def _doomed(sql: Sql, records: Collection[str]) -> set[str]:
 def _living(
     sql: Sql, rows: Mapping[str, record_index.Head], record: str, epoch: str, entries: Sequence[JournalEntry]
 ) -> Sequence[JournalEntry]:
-    """The entries of a record that are newer than its erasure: of a later epoch, or written after it began again."""
+    """The entries of a record that are newer than its erasure: of a later epoch, or after the record began again."""
     stone = rows.get(hashed(sql.namespace, record))
     if stone is None or ordinal(epoch) > ordinal(stone["epoch"]):
         return entries
@@ -303,7 +303,7 @@ def _living(
 
 
 def _since_it_began(sql: Sql, row: record_index.Head, entries: Sequence[JournalEntry]) -> Sequence[JournalEntry]:
-    """Drop the entries of an erased record that SQL did not know then, if the record has begun again since."""
+    """Drop entries of an erased record before it began again, if SQL did not have it when it was erased."""
     if not entries or _stone(sql, erased_unknown(sql.namespace, row["record"])) is None:
         return entries
     return [entry for entry in entries if entry.time_ms >= row["created_ms"]]
@@ -376,10 +376,10 @@ class _Line:
             self._held.setdefault(branch, {})[version] = offset
 
     def _new(self, entries: Sequence[JournalEntry]) -> list[JournalEntry]:
-        """Those that are in no branch, if at least one of them is not in the archive either.
+        """The commits that are in no branch, if at least one of them is not archived either.
 
-        A commit that was repeated in another epoch is archived under that one, so it is not lost. It is still kept with
-        the commits that came after it here, whose state includes it.
+        A commit that was repeated in another epoch is archived there, so it is not lost. It is still kept together with
+        later commits of this epoch, whose state includes it.
         """
         new = list({entry.event: entry for entry in entries if entry.event not in self._known}.values())
         archived = self._archived({entry.event for entry in new})
@@ -412,7 +412,7 @@ class _Line:
         return True
 
     def _name(self, entry: JournalEntry) -> str:
-        """A branch without this version, preferably the one whose preceding version was written latest before."""
+        """A branch without this version, preferably the one whose preceding version was written last before it."""
         free = [branch for branch, held in self._held.items() if entry.version not in held]
         if not free:
             return f"{self._epoch}.{len(self._held) + 1}" if self._held else self._epoch
@@ -469,9 +469,9 @@ def gaps(base: int, versions: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _base(sql: Sql, record: str, first: int, epoch: str, offset: int) -> int:
-    """The last version before `first`, at this offset, that was not written in a later epoch; 0 if there is none.
+    """The base of a branch: the last version before `first` of an earlier epoch or a lower offset; 0 without one.
 
-    Nor later in the same epoch: then Redis had gone back to an older SQL, and the version belongs to the other line.
+    A version at a higher offset of the same epoch belongs to the other line: Redis had gone back to an older SQL.
     """
     found = 0
     key = key_of(sql, record)
@@ -500,7 +500,7 @@ def one(sql: Sql, record: str, branch: str) -> Branched:
 
 
 def records_with(sql: Sql, after: str, limit: int) -> list[str]:
-    """The records that have branches, those after `after`, in order of their texts."""
+    """The records after `after` that have branches, in the order of their texts."""
     b = branches.c
     query = select(b.record).where(b.namespace == sql.namespace, b.record > after).distinct()
     return list(sql.execute(query.order_by(b.record).limit(limit)).scalars())
@@ -554,7 +554,7 @@ def state_at(sql: Sql, record: str, branch: str, version: int | None) -> BranchS
 
 
 def heads(sql: Sql, records: Iterable[str]) -> dict[str, Mapping[Any, Any]]:
-    """The partitions of those records that have branches, even if they have nothing else."""
+    """The partitions of these records, of which SQL may have only branches."""
     b = branches.c
     query = select(b.record, b.partition).where(b.namespace == sql.namespace).distinct()
     return {record: {"partition": partition} for record, partition in sql.rows(query, b.record, records)}
@@ -573,7 +573,7 @@ def bases(sql: Sql, records: Iterable[str]) -> dict[str, int]:
 
 
 def survey(sql: Sql, partitions: Iterable[int]) -> tuple[int, list[str]]:
-    """How many branches there are, and the records of these partitions with a branch whose event is unpublished."""
+    """The number of branches, and the records of these partitions with a branch whose event is unpublished."""
     b = branches.c
     each = select(b.record, b.branch).where(b.namespace == sql.namespace).distinct().subquery()
     count = int(sql.execute(select(func.count()).select_from(each)).scalar_one())

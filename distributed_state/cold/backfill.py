@@ -1,8 +1,8 @@
-"""Brings SQL up to a Redis that is newer: SQL was restored from an older backup, or a journal has a gap.
+"""Brings SQL up to a newer Redis, after SQL was restored from an older backup or a journal lost entries.
 
 Law: afterwards SQL has the state that Redis shows, under the same version. SQL also gets the history that the journal
-still holds. Where commits are missing in between, the state comes whole, as one change, and the commits that lead up to
-it are put aside: the states in between are unknown.
+still holds. Where commits are missing in between, the state is stored whole, as one change, and the commits that lead
+up to it are put in the quarantine, because the states in between are unknown.
 
 Design: section 14.
 """
@@ -48,7 +48,7 @@ def backfill(sql: Sql, held: Held, after: Cursor | None, snapshot_every: int, *,
         return None
     names = {*held.states, *held.entries, *held.deleted} - {""}
     heads = record_history.heads(sql, names)
-    # Changes of a repair that was interrupted before Redis had them.
+    # Undo changes of a repair that was interrupted before Redis had them.
     unseen = {name: head for name, head in heads.items() if _is_unseen(held, name, head)}
     undone = {name: head.version for name, head in unseen.items() if _is_passed(held, name, head)}
     known = {name: head.version - (name in undone) for name, head in heads.items()}
@@ -70,7 +70,7 @@ def backfill(sql: Sql, held: Held, after: Cursor | None, snapshot_every: int, *,
         for name in sorted(undone):
             aside.undo(sql, name, undone[name], before.get(name))
         batch = Batch(held.partition, held.epoch, 0, sorted(carried, key=plan.place))
-        # These first: after a record that came whole they would be taken for purged.
+        # Inserted first: after a whole state they would be taken for purged.
         aside.set_aside_lacking(sql, held.partition, held.epoch, plan.aside, RESOLVED)
         aside.keep(sql, held.partition, held.epoch, beside, _BESIDE)
         erasure.erase(sql, plan.erased)
@@ -83,14 +83,14 @@ def backfill(sql: Sql, held: Held, after: Cursor | None, snapshot_every: int, *,
 
 
 def _is_unseen(held: Held, name: str, head: Archived) -> bool:
-    """Whether SQL's last version is a repair's own change, and Redis, which has the record, does not continue it."""
+    """Whether SQL's last version is a repair's own change that Redis, which has the record, does not continue."""
     if name not in held.states or head.event != _event(held, head.version):
         return False
     return held.states[name].state.version < head.version or _is_passed(held, name, head)
 
 
 def _is_passed(held: Held, name: str, head: Archived) -> bool:
-    """Whether Redis has since given SQL's last version to another commit."""
+    """Whether Redis has given SQL's last version to another commit meanwhile."""
     entries = held.entries.get(name, ())
     return any(entry.version == head.version and entry.offset > head.offset for entry in entries)
 
@@ -122,7 +122,7 @@ def _named(sql: Sql, records: Collection[str]) -> set[str]:
     return {
         subject
         for subject, epoch, data in sql.rows(query, e.subject, records)
-        # Any user may emit an event of that type; those of a repair are under an epoch of their own.
+        # Any user may emit an event of that type; a repair's events have a separate epoch.
         if epoch.endswith(f".{REPAIR}") and codec.decode(data)["items"]
     }
 
@@ -135,7 +135,7 @@ def _has(sql: Sql, record: str, version: int, until_ms: int) -> bool:
 
 
 def _nothing_of(version: int) -> dict[str, Any]:
-    """The note about a record with nothing to report."""
+    """The note about a record without losses."""
     return {"version": version, "after": version, "aside": 0, "lost": [], "items": False, "deleted": False}
 
 
@@ -146,7 +146,7 @@ def _event(held: Held, version: int) -> str:
 
 def _note(sql: Sql, held: Held, notes: Mapping[str, Mapping[str, Any]]) -> None:
     """Add the changes of records to the audit, in the same transaction, so that a crash later loses no note."""
-    # Under an epoch of its own, as Redis numbers its events under `held.epoch`.
+    # Under a separate epoch, because Redis numbers its events under `held.epoch`.
     epoch = f"{held.epoch}.{REPAIR}"
     e = events.c
     here = and_(e.namespace == sql.namespace, e.partition == held.partition, e.epoch == epoch)
@@ -197,7 +197,7 @@ class _Plan:
         self.erased: list[str] = []
         self.borrowed: dict[str, dict[int, bytes]] = {}  # messages of a fork's source that only Redis has
         self.forks: dict[str, tuple[str, int]] = {}  # the source whose items each fork shows, and as of which version
-        self.whole: dict[str, int] = {}  # records that come whole, and at which version
+        self.whole: dict[str, int] = {}  # records that are stored as a whole state, and its version
         self.notes: dict[str, dict[str, Any]] = {}  # by record, as in the audit
         self.done = Backfilled()
 
@@ -209,7 +209,7 @@ class _Plan:
             self.notes[name] = self._note
 
     def refuse(self, events: Collection[str]) -> set[str]:
-        """Uncount entries that went to quarantine; return the events of those put aside with one of them."""
+        """Uncount entries that went to quarantine; return the events of commits put aside with one of them."""
         refused = [entry for entry in self.carried if entry.event in events]
         whole = {entry.record for entry in refused if self.whole.get(entry.record) == entry.version}
         self.done.records -= len(whole)
@@ -230,14 +230,14 @@ class _Plan:
         return depth, entry.offset, entry.version
 
     def begun_ms(self, name: str) -> int:
-        """The latest time at which a record that SQL lacks can have begun: the messages it shares are older."""
+        """The latest possible begin of a record that SQL lacks: messages that it shares are older."""
         begun = [entry.time_ms for entry in self._held.entries.get(name, ()) if entry.version == 1]
         return begun[-1] if begun else self._held.archived_ms or LARGEST
 
     def _kept_of(self, name: str, runs: Sequence[Segment]) -> set[tuple[str, int]]:
         """The messages of these runs that SQL has, each with the record that holds it.
 
-        Without those written later under the same number: their record was read from the older SQL and written to
+        Messages written later under the same number are left out: their record was read from the older SQL and written
         again.
         """
         until_ms = self.begun_ms(name)
@@ -248,14 +248,14 @@ class _Plan:
         there = self._held.states.get(name)
         newer = there if there is not None and there.state.version > version else None
         if newer is not None and before is not None and _next(newer.state) < _next(before):
-            # Message numbers start over if it was erased and began again, or if SQL kept only its end.
+            # Message numbers start over if the record was erased and began again, or if SQL kept only its end.
             self.erased.append(name)
             before = None
         ended = self._held.deleted.get(name, 0)
         last = max(there.state.version if there else 0, version)
         gone = before is not None and not before.deleted and last <= ended > version
         if gone and not (there and there.state.deleted):
-            # Redis read the record it shows from the older SQL, and may have written to it since.
+            # Redis read the record from the older SQL, and may have written to it since.
             self.done.deleted.append(name)
             self._note["deleted"] = True
             self.done.stale.append(name)
@@ -290,7 +290,8 @@ class _Plan:
         if newer is None:
             self.beside += [entry for entry in entries if entry.version > ended]
             return []
-        # The newest entry of this version: an older one may have it, too, if Redis hydrated the record from SQL since.
+        # The newest entry of this version: an older one may have the same version, if Redis hydrated the record from
+        # SQL since.
         same = next((entry for entry in reversed(entries) if entry.version == newer.state.version), None)
         line = commits_of(newer.state.version, entries)
         aside = [entry for entry in entries if entry is not same and any(entry is each for each in line)]
@@ -322,7 +323,7 @@ class _Plan:
         return carried
 
     def _inherit(self, name: str, fields: Mapping[bytes, bytes]) -> None:
-        """Note which items a record inherits that begins with these fields."""
+        """Note which items are inherited by a record that begins with these fields."""
         if place := inherited_items(fields):
             self.forks[name] = place
 
@@ -341,7 +342,7 @@ class _Plan:
         operations: list[Operation] = [(b"c", b"", b"")] if old else []
         operations += [(b"d", each, b"") for each in old if each[:1] == b"#" and each not in fields]
         operations += lacking
-        # Without a parent that SQL knows: it would be taken for a new fork, and erased if its source was.
+        # Without `#parent`: the record would be taken for a new fork, and erased if its source was.
         operations += [
             (b"s", each, value) for each, value in fields.items() if each != PARENT or old.get(each) != value
         ]
@@ -349,7 +350,7 @@ class _Plan:
         carried.append(self._entry(name, version, operations, fields, whole.time_ms, carried, same))
 
     def _leave_out(self, name: str, newer: Loaded, carried: list[JournalEntry]) -> None:
-        """Add a change that hides the record's messages that are lost everywhere."""
+        """Add a change that hides messages of the record that neither SQL nor Redis has."""
         fields = newer.state.fields
         runs = message_ranges.segments(name, fields)
         here = {number for number, _ in newer.messages}
@@ -362,7 +363,8 @@ class _Plan:
         ]
         kept = self._kept_of(name, runs) if lacking else set()
         lacking = [each for each in lacking if not kept & {(name, each.start), (each.source, each.start)}]
-        # Its source may leave Redis before it is repaired: it is in another partition, or this repair is interrupted.
+        # The fork's source may leave Redis before it is repaired: it is in another partition, or this repair is
+        # interrupted.
         borrowed = self._borrowed(name, lacking)
         if borrowed:
             self.borrowed[name] = borrowed
@@ -393,8 +395,8 @@ class _Plan:
         carried: Sequence[JournalEntry],
         same: JournalEntry | None,
     ) -> JournalEntry:
-        """A change of ours, after the `carried` ones of the record, or in the place of `same`."""
-        # Not before those: entries are taken by offset, and SQL's head would stay at an older version.
+        """A change made by the repair, after the `carried` ones of the record, or in the place of `same`."""
+        # After those, because entries are taken by offset: otherwise SQL's head would stay at an older version.
         behind = max([self._held.archived, *(entry.offset for entry in carried)])
         return JournalEntry(
             offset=same.offset if same else behind,
@@ -431,7 +433,7 @@ def add_events(sql: Sql, happened: Sequence[Happened], *, keep: bool) -> int:
     c = events.c
     oldest = min(each.time_ms for each in happened)
     here = and_(c.namespace == sql.namespace, c.partition == happened[0].partition, c.time_ms >= oldest)
-    # Also compared by id: if a stream went on from one epoch to the next, SQL may have some under the first.
+    # Also compared by id: if a stream continued from one epoch to the next, SQL may have some events under the first.
     known = sql.execute(select(c.id, c.epoch, c.offset).where(here)).all()
     ids = {row.id for row in known}
     places = {(row.epoch, row.offset) for row in known}
@@ -464,7 +466,7 @@ def item_operations(
         reached += entry.version == reached + 1
         if entry.version >= since:
             found |= {op.name: op.value for op in unpack(entry.data) if op.kind in (b"p", b"q")}
-    # The items in Redis are as at the end.
+    # The items in Redis have the state at the end of the journal.
     found |= {item: frame for item, (at, frame) in kept.items.items() if known < at <= newer.state.version}
     missing = kept.missing > reached or since > known < below
     return [(b"p" if frame else b"q", item, frame) for item, frame in sorted(found.items())], missing
@@ -488,7 +490,7 @@ def commits_of(version: int, entries: Sequence[JournalEntry]) -> list[JournalEnt
 
 
 def layered(state: State, known: int) -> State:
-    """A state that comes whole: a layer that began after the version known to SQL begins with this state instead."""
+    """The fields of a whole state: a layer that began after the version known to SQL begins with this state instead."""
     since, separator, below = state.fields.get(ITEMS, b"").partition(b" ")
     if int(since or b"0") <= known:
         return state

@@ -207,7 +207,7 @@ class Run(NamedTuple):
 def messages_in(sql: Sql, runs: Sequence[Run], *besides: ColumnElement[bool]) -> Iterator[tuple[int, int, bytes]]:
     """The messages of runs, in rows and in blocks: the record's key, the message's number, its bytes. One statement.
 
-    `besides`: conditions of further rows.
+    `besides`: conditions for additional rows.
     """
     m, b = messages.c, message_blocks.c
     mine = [and_(m.record.in_(run.records), m.seq >= run.start, m.seq < run.stop) for run in runs]
@@ -238,8 +238,8 @@ def bodies(sql: Sql, key: int, numbers: Collection[int]) -> dict[int, bytes]:
 def lengths(sql: Sql, some: Collection[int], start: int, stop: int) -> dict[int, int]:
     """The sizes in bytes of the messages `start` to `stop` (exclusive) that are stored under any of these records.
 
-    Sizes in a block are not known without unpacking: an upper limit is returned, the largest integer for a block of
-    one.
+    Sizes in a block are not known without unpacking, so an upper limit is returned: the largest integer for a block
+    with one message.
     """
     m, b = messages.c, message_blocks.c
     rows = select(m.seq, func.length(m.data)).where(m.record.in_(some), m.seq >= start, m.seq < stop)

@@ -1,7 +1,7 @@
-"""Connections to a database: how URLs are read, and how waiting for a silent PostgreSQL ends.
+"""Connections to a database: parses URLs, and ends waits for a silent PostgreSQL.
 
-Law: a password is never repeated in an error, whatever is wrong with the URL; a caller that waits for a silent server
-gets an error soon, and no other caller queues after it.
+Law: an error about a URL never repeats a password; a caller that waits for a silent server gets an error soon, and
+later callers get one at once.
 
 A server that is stopped, or whose machine is, accepts connections and answers nothing. Its own limits
 (statement_timeout and the like) end slow work on a running server; they cannot end this. So a thread watches the
@@ -9,8 +9,8 @@ transactions under way. If one gets no answer for a moment, the thread asks the 
 connection of its own. If none comes, it cuts every connection: the threads that wait on them get an error. Until the
 server answers again, each new transaction is refused at once.
 
-A cut is a shutdown of the socket through a second handle (`Line`). *An earlier version answered the callers and left
-the silent calls alone: each kept a thread and a connection, until none were left.*
+A cut is a shutdown of the socket through a second handle (`Line`). *An earlier version only answered the callers: each
+silent call kept a thread and a connection, until all were in use.*
 
 Design: section 9.
 """
@@ -41,9 +41,9 @@ LONG = 60  # factor on the limits of work that may take long
 _BY_KEYS = {"enable_seqscan": "off", "enable_hashjoin": "off", "enable_mergejoin": "off", "jit": "off"}
 _ISOLATION = {True: "READ COMMITTED", False: "REPEATABLE READ"}
 _TICK = 0.2
-_LOOK_AFTER = 0.3  # an answer that is later than this makes us ask for a sign of life
+_LOOK_AFTER = 0.3  # seconds without an answer after which the server is asked for a sign of life
 _SIGN_SECONDS = 1.0
-_AGAIN = 2.0  # then again after this, while the server lives and the answer does not come
+_AGAIN = 2.0  # seconds until it is asked again, while the server lives and the answer does not come
 _WHILE_SILENT = 0.5
 _IDLE_SECONDS = 5.0
 MEMORY_URLS = ("memory", "memory://", "sqlite://", "sqlite:///:memory:")
@@ -65,20 +65,20 @@ def parse_url(url: str | URL) -> URL:
     if url.startswith(("redis:", "rediss:", "unix:")):
         raise ConfigurationError("archive is a SQL database; Redis or Valkey is another parameter, url=")
     try:
-        if not url.startswith("sqlite"):  # whose paths may hold anything
+        if not url.startswith("sqlite"):  # SQLite's paths may contain any character
             refuse_unescaped(url, "archive")
         parsed = make_url(url)
         if parsed.port is not None and not 0 < parsed.port < 65536:
             raise ValueError
     except exc.ArgumentError:
-        # Neither the text itself nor the cause: it may hold a password.
+        # The error omits the URL and its cause, which may contain a password.
         raise ConfigurationError("the archive is not an SQLAlchemy URL; use sqlite:///path or postgresql://") from None
     except ValueError:
         raise ConfigurationError(f"archive: {UNREADABLE}") from None
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
     if parsed.drivername not in _DRIVERS:
-        # Others differ in conflicts, locks and isolation, and were never tested.
+        # Other databases differ in conflicts, locks and isolation, and were never tested.
         raise ConfigurationError(
             f"archive: the driver {parsed.drivername[:80]!r} is not supported; use sqlite:///path or "
             f"postgresql://user@host/database (supported drivers: {', '.join(_DRIVERS)})"
@@ -106,7 +106,7 @@ def display_name(url: URL) -> str:
 
 
 def is_memory(url: URL) -> bool:
-    """Whether it is a database in this process's memory, with one connection."""
+    """Whether the URL is a database in this process's memory, with one connection."""
     return url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:")
 
 
@@ -147,9 +147,9 @@ def _words(given: str | Sequence[str]) -> Sequence[str]:
 
 
 def driver_arguments(url: URL, timeout: float) -> tuple[URL, dict[str, Any]]:
-    """Return the URL and psycopg's arguments, with limits that give up on a silent server after seconds, not hours."""
+    """Return the URL and psycopg's arguments, with limits that end a wait for a silent server after seconds."""
     arguments: dict[str, Any] = {"connect_timeout": max(2, min(5, math.ceil(timeout)))}
-    # keepalives: no answer because the network is down; tcp_user_timeout: sent data is not even received.
+    # keepalives detect a network that is down; tcp_user_timeout detects that sent data is not received.
     arguments |= {"keepalives_idle": 10, "keepalives_interval": 5, "tcp_user_timeout": math.ceil(timeout * 1000)}
     # From a database in SQL_ASCII psycopg would otherwise return text as bytes.
     arguments |= {"keepalives_count": 3, "client_encoding": "utf8"}
@@ -167,9 +167,9 @@ def driver_arguments(url: URL, timeout: float) -> tuple[URL, dict[str, Any]]:
 
 
 class Line:
-    """A second handle of a connection's socket, by which another thread ends a wait for it.
+    """A second handle of a connection's socket, with which another thread ends a wait for it.
 
-    The connection's own descriptor would not do: if it is closed meanwhile, the number may belong to another socket.
+    The connection's own descriptor cannot be used: if it is closed meanwhile, its number may belong to another socket.
     """
 
     def __init__(self, number: int) -> None:
@@ -205,7 +205,7 @@ class Attempt:
         self.look_at = self.since + _LOOK_AFTER
 
     def end(self, why: str) -> None:
-        """Free the thread if it is waiting on a connection."""
+        """Cut the connection, which ends the thread's wait for it."""
         if self.line is not None and not self.cut:
             self.cut = why
             self.line.cut()
@@ -221,7 +221,7 @@ class Patience:
 
     def forget(self) -> None:
         """In a forked child: start with no transactions and no watching thread."""
-        self._lock = threading.Lock()  # the parent's may be held by a thread that the child does not have
+        self._lock = threading.Lock()  # the old lock may be held by a thread that the child does not have
         self._attempts: set[Attempt] = set()
         self._here = threading.local()
         self._watching = False
@@ -334,7 +334,7 @@ class Patience:
 
 
 def sign_of_postgresql(places: list[tuple[str, int]], seconds: float) -> bool:
-    """Whether one of these servers answers the first bytes of a connection, or refuses it, which is an answer too.
+    """Whether one of these servers answers the first bytes of a connection, or refuses it, which is also an answer.
 
     The bytes are those of SSLRequest, which a server answers by one letter before anything else, even if it has no
     connection left. A host that begins with / is the folder of a Unix socket.
@@ -375,7 +375,7 @@ def _answers(host: str, port: int, deadline: float) -> bool:
 def limit_postgresql(engine: Engine, seconds: float) -> None:
     """Begin every transaction with limits: for a statement, for waiting for a lock, for doing nothing."""
     short = _limits(seconds, 2 * seconds, seconds)
-    # Even long work waits only for a while for others' locks.
+    # Even long work waits only for a limited time for others' locks.
     long = _limits(seconds * LONG, seconds * LONG, seconds) | _BY_KEYS
 
     def begin(connection: Connection) -> None:
@@ -417,7 +417,7 @@ def watch(engine: Engine, patience: Patience) -> None:
                 raise exc.InvalidatePoolError("the connection was lost while it was idle") from error
 
     event.listen(engine, "do_connect", connecting)
-    # First of all listeners: others send queries on a new connection.
+    # Registered before all other listeners, because others send queries on a new connection.
     event.listen(engine, "connect", connected, insert=True)
     event.listen(engine, "checkout", taken)
     event.listen(engine, "close", lambda _, record: _close_line(record))

@@ -1,4 +1,4 @@
-"""Access to SQL: opens a database, runs transactions on it, and translates its errors into ours.
+"""Access to SQL: opens a database, runs transactions on it, and translates its errors into those of the package.
 
 Law: every transaction goes through `Database.read`, `write` or `apart`; only they begin, commit or catch errors, and
 every wait has a limit.
@@ -90,12 +90,12 @@ _REFUSED = re.compile(
 )
 _INSUFFICIENT_PRIVILEGE = "42501"
 _INTERNAL = "XX"  # the prefix of these codes: data_corrupted, index_corrupted
-# A transaction that was idle too long, a missing table: a dump is being restored.
+# A transaction that was idle too long, and a missing table, which means that a dump is being restored.
 _AWAY = ("25006", "25P03", "25P04", "42P01", "3F000")
 _TYPES: dict[type, TypeEngine[Any]] = {str: TEXT, int: BigInteger(), bytes: LargeBinary()}
 _COPIED_AS = ((BigInteger, "int8"), (Integer, "int4"), (Boolean, "bool"), (LargeBinary, "bytea"), (Text, "text"))
 _LOOK_SECONDS = 1.0
-_ROWS = 5000  # in one statement: more might not end within the limits on its time
+_ROWS = 5000  # rows in one statement: more might exceed its time limit
 _FORK_SECONDS = 10.0  # seconds that a fork waits for open transactions
 
 
@@ -107,7 +107,7 @@ class Database:
         self.memory = is_memory(parsed)
         self.name = "memory" if self.memory else display_name(parsed)
         self.opened = self._closed = False
-        self.away = ""  # why SQL was unavailable to the last transaction, "" if it was not
+        self.away = ""  # why SQL was unavailable to the last transaction, "" if it was available
         self._timeout = timeout
         self._opening = Opening()
         self._patience: Patience | None = None
@@ -146,11 +146,11 @@ class Database:
         return self._transaction(self._writer, namespace)
 
     def long_read(self, namespace: str = "") -> AbstractContextManager[Sql]:
-        """As `read`, for maintenance, whose statements may take long; a silent server is still noticed."""
+        """Like `read`, for maintenance, whose statements may take long; a silent server is still noticed."""
         return self._around() or self._transaction(self._long_reader, namespace, LONG)
 
     def long_write(self, namespace: str = "") -> AbstractContextManager[Sql]:
-        """As `write`, for maintenance."""
+        """Like `write`, for maintenance."""
         return self._transaction(self._long_writer, namespace, LONG)
 
     @contextmanager
@@ -180,11 +180,11 @@ class Database:
             raise
         finally:
             if self._closed:
-                # Closed meanwhile, perhaps before this connection was opened: it must be closed here.
+                # The database was closed meanwhile, perhaps before this connection was opened, so it is closed here.
                 self._engine.pool.dispose()
 
     def _attempt(self, times: int = 1) -> AbstractContextManager[Any]:
-        # Longer than the server's own limits: this ends the wait for an answer that was lost on its way.
+        # Longer than the server's own limits: this ends the wait for an answer that was lost in the network.
         return self._patience.attempt(2 * self._timeout * times) if self._patience else nullcontext()
 
     @contextmanager
@@ -194,7 +194,7 @@ class Database:
         `prepare` runs its statements.
         """
         with self._translated(), self._attempt():
-            # Isolated as a write: a read transaction would see old rows for its whole duration.
+            # Isolated like a write: a read transaction would see old rows for its whole duration.
             connection = self._engine.connect().execution_options(writes=True)
             raw: Any = connection.connection.driver_connection
             try:
@@ -252,7 +252,7 @@ class Database:
             options |= {"pool_size": 5, "max_overflow": 10, "pool_timeout": min(10.0, self._timeout)}
         if url.get_backend_name() == "postgresql":
             url, options["connect_args"] = driver_arguments(url, self._timeout)
-            options["isolation_level"] = "AUTOCOMMIT"  # we begin ourselves: see `limit_postgresql`
+            options["isolation_level"] = "AUTOCOMMIT"  # `limit_postgresql` sends BEGIN itself
         try:
             engine = create_engine(url, **options)
         except ImportError as error:
@@ -271,7 +271,7 @@ class Database:
         return engine
 
     def _require_unicode(self, connection: Any, _: Any) -> None:
-        # Another encoding cannot store every id and actor; a commit with such a one would be quarantined.
+        # Another encoding cannot store every id and actor; a commit with an id that it lacks would be quarantined.
         encoding = connection.info.parameter_status("server_encoding")
         if encoding is None:  # behind a proxy that does not report it
             (encoding,) = connection.execute("SHOW server_encoding", prepare=False).fetchone()
@@ -301,7 +301,7 @@ class Database:
         return type(original) is driver.DatabaseError or (getattr(original, "sqlstate", None) or "")[:2] == _INTERNAL
 
     def _ours(self, error: Exception) -> StateError | None:
-        """The error of ours for a driver's error; None for a bug, which is raised unchanged."""
+        """The package's error for a driver's error; None for a bug, which is raised unchanged."""
         if isinstance(error, exc.TimeoutError):
             return ColdUnavailable(f"{self.name}: no connection became free in time")
         error = _cause(error)
@@ -400,7 +400,7 @@ class Sql:
             for some in chunks(rows, _ROWS):
                 self.exec_driver_sql(query, [(*values, known) for known, *values in some])
             return
-        # Not a statement for each row: that takes PostgreSQL twice as long.
+        # One statement for all rows: a statement for each takes PostgreSQL twice as long.
         for some in chunks(rows, _ROWS):
             new = self.listed({column.name: column.type for column in (key, *columns)}, some)
             changed = update(table).where(key == new.c[key.name])
@@ -514,9 +514,9 @@ def writes_long(function: Callable[Concatenate[Sql, P], T]) -> Callable[Concaten
 
 
 def _cause(error: Exception) -> Exception:
-    """The original error where SQLite rolled back the whole transaction, and with it the savepoint.
+    """The original error if SQLite rolled back the whole transaction, and with it the savepoint.
 
-    A full disk does that; without this only the missing savepoint would be reported.
+    SQLite does that on a full disk; otherwise only the missing savepoint would be reported.
     """
     found: BaseException | None = error
     while found is not None and "no such savepoint" in str(found):
@@ -534,11 +534,11 @@ def keep_for_ever(inherited: object) -> None:
 
 
 class Opening:
-    """Checks of a database before its first use. Without `prove` they were already made.
+    """Checks of a database before its first use. Without `prove` they were made already.
 
     Law: nothing is read or written before the checks. They show whether the tables are of this release, and whether the
-    database belongs to this Redis. The first caller that needs SQL after it came up makes them; other callers wait a
-    moment, then raise ColdUnavailable.
+    database belongs to this Redis. The first caller that needs SQL after it came up makes the checks; other callers
+    wait a moment, then raise ColdUnavailable.
     """
 
     def __init__(self, prove: Callable[[], None] | None = None) -> None:
@@ -553,7 +553,7 @@ class Opening:
     def require(self, name: str) -> None:
         """Check the database, unless that was done.
 
-        Raises ColdUnavailable while it is away, and ConfigurationError, each time, if it is not the right one.
+        Raises ColdUnavailable while the database is down, and ConfigurationError, each time, if it is the wrong one.
         """
         if self._prove is None or getattr(self._here, "proving", False):
             return
@@ -574,21 +574,21 @@ class Opening:
 
 
 def prepare_sqlite(engine: Engine, seconds: float) -> None:
-    """Set every connection up; none waits longer than this for another process."""
+    """Set up every connection; waits for other processes are limited to `seconds`."""
     path = sqlite_file(engine.url) or ""
     opened = False
 
     def connecting(*_: Any) -> None:
         if opened and path and not os.path.exists(path):
-            # SQLite would make an empty database here, in the way of a file that is put back later.
+            # SQLite would create an empty database, which is in the way if the file is restored later.
             raise ColdUnavailable(f"{path}: was deleted since it was opened")
-        # SQLite would make it readable for all. It gives its other files the mode of this one.
+        # SQLite would make the file readable for all. Its other files get the mode of this one.
         if path and engine.url.query.get("mode", "rwc") == "rwc":
             create_private(path)
 
     def connect(connection: Any, record: Any) -> None:
         nonlocal opened
-        # SQLAlchemy begins and commits (below); the driver must not begin transactions itself.
+        # SQLAlchemy's events below begin and commit; the driver must not begin transactions itself.
         connection.isolation_level = None
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
@@ -625,7 +625,7 @@ def _identity(path: str) -> tuple[int, int] | None:
 def _refuse_removed(connection: Connection, path: str) -> None:
     """Raise ColdUnavailable if the file is not the one that was opened.
 
-    SQLite goes on writing into a file that was deleted or replaced, and commits archived there would be lost with it.
+    SQLite continues to write into a file that was deleted or replaced; commits archived there would be lost.
     """
     if connection.info.get("file") != _identity(path):
         connection.invalidate()
@@ -633,7 +633,7 @@ def _refuse_removed(connection: Connection, path: str) -> None:
 
 
 def _patiently(seconds: float, cursor: Any, words: str) -> None:
-    """Switch to write-ahead logging. SQLite does not wait if another process switches, too, so we do."""
+    """Switch to write-ahead logging. SQLite does not wait while another process switches too, so this function does."""
     again: Callable[..., Any] = retry(
         retry=retry_if_exception(lambda error: isinstance(error, sqlite3.OperationalError) and "locked" in str(error)),
         stop=stop_after_delay(seconds),
@@ -661,9 +661,9 @@ class ForkGate:
     """A gate that makes a fork wait for transactions: a `with` block is one; a nested block belongs to the outer one.
 
     Law: no child inherits an open SQLite database. SQLite keeps a process-wide list of the locks that its connections
-    hold on a file, and fork() copies the list without the locks. *So a child of a parent in the middle of a transaction
-    found the database locked for ever. A child of any other parent relied on a lock that it did not have: the parent
-    could remove the write-ahead log that the child was using.*
+    hold on a file, and fork() copies the list without the locks. *If the parent was in a transaction, the child found
+    the database locked forever. Otherwise the child relied on a lock that it did not have: the parent could remove the
+    write-ahead log that the child was using.*
 
     A fork waits until no transaction is under way and closes all connections; afterwards transactions may begin again,
     on new connections.
@@ -711,7 +711,7 @@ class ForkGate:
             self._changed.notify_all()
 
     def after_in_child(self) -> None:
-        """After the fork, in the child: make new locks, as threads that the child lacks may hold the old ones."""
+        """After the fork, in the child: make new locks, because threads that the child lacks may hold the old ones."""
         self._changed = threading.Condition()
         self.forks = 0
         self._transactions = int(getattr(_here, "depth", 0) > 0)

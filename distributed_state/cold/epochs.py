@@ -2,7 +2,7 @@
 
 Law: an epoch is minted in SQL first. If a worker dies before it writes the epoch to Redis, the epoch never begins:
 nothing was acknowledged under it, so its end is not a loss. SQL also notes that an epoch begins before Redis gets it:
-if it were noted later, a crash in between, or an outage of SQL, would silently lose everything acknowledged since.
+otherwise, after a crash in between or an outage of SQL, a loss of commits acknowledged under it would not be reported.
 
 Design: section 14.
 """
@@ -22,7 +22,7 @@ from distributed_state.cold.values import Cursor, Minted
 from distributed_state.values import chance
 from distributed_state.values.model import SCOPES
 
-REPAIRED = -1  # in place of the time of minting: a repair brought the whole epoch to SQL, and the next one begins
+REPAIRED = -1  # in place of the time of minting: a repair brought the whole epoch to SQL before the next one began
 _KEPT = 16  # ended epochs of a partition
 
 
@@ -39,7 +39,7 @@ def cursor(sql: Sql, partition: int) -> Cursor | None:
 
 @cache
 def _cursors(every: bool) -> Select[Any]:
-    """Built once: that takes longer than executing it, and each read of the history needs it first."""
+    """Built once: building takes longer than executing, and each read of history executes it first."""
     c = cursors.c
     query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == bindparam("namespace"))
     if not every:
@@ -49,22 +49,22 @@ def _cursors(every: bool) -> Select[Any]:
 
 
 def mint(sql: Sql, partition: int, after: Cursor | None) -> Cursor | None:
-    """Start a new epoch and close the older ones, if the archive still is at `after`; else None.
+    """Start a new epoch and close the older ones, if the archive is still at `after`; else return None.
 
     From then on nothing is archived under an older epoch.
     """
     c = cursors.c
     here = and_(c.namespace == sql.namespace, c.partition == partition)
-    # The lock waits for an archive() under way; a later one finds its epoch closed.
+    # The lock waits for an archive() under way; a later archive() finds its epoch closed.
     found = sql.execute(select(c.ordinal, c.epoch, c.offset, c.event).where(here).with_for_update()).all()
     number, *at = max(found) if found else (0, None, 0, "")
-    # Compared by content as well: a caller that compared the journal with it must have seen all that is archived.
+    # The event is compared too: a caller that compared the journal must have seen everything that is archived.
     if at != ([after.epoch, after.offset, after.event] if after else [None, 0, ""]):
         return None
     ended = last_event(sql, partition, after.epoch) if after else 0
     new = Cursor(partition, f"{number + 1}-{chance.token_hex(4)}", number + 1, 0, "", ended)
     row = {"namespace": sql.namespace, "partition": partition, "ordinal": new.ordinal, "epoch": new.epoch}
-    # Not an epoch that another worker minted since the query above: its row makes the insert below fail.
+    # An epoch that another worker minted since the query above stays open: its row makes the insert below fail.
     sql.execute(update(cursors).where(here, c.ordinal <= number).values(closed=True))
     # An embedded store begins an epoch with each start. Redis may still have an ended one: the last that archived
     # anything, if the workers that minted the next ones died before they wrote them to Redis.
@@ -75,7 +75,7 @@ def mint(sql: Sql, partition: int, after: Cursor | None) -> Cursor | None:
             row |= {"offset": 0, "event": "", "closed": False, "minted_ms": now_ms(sql), "begun": False}
             sql.execute(insert(cursors), row)
     except exc.IntegrityError:
-        # Another worker minted since the query above, and closed the same rows.
+        # Another worker minted an epoch since the query above, and closed the same rows.
         return None
     return new
 
@@ -86,7 +86,7 @@ def begin(sql: Sql, partition: int, epoch: str) -> None:
 
 
 def begin_repaired(sql: Sql, partition: int, epoch: str) -> None:
-    """As `begin`, for an epoch that a repair of SQL begins: Redis lost nothing, so `minted_since` leaves it out."""
+    """Like `begin`, for an epoch after a repair of SQL: Redis lost nothing, so `minted_since` leaves it out."""
     sql.execute(update(cursors).where(_here(sql, partition, epoch)).values(begun=True, minted_ms=None))
 
 
@@ -104,7 +104,7 @@ def any_begun(sql: Sql, partition: int) -> bool:
 
 
 def last_begun(sql: Sql, partition: int, epoch: str) -> Cursor | None:
-    """How far an epoch was archived; None if anything was archived of a later one."""
+    """How far an epoch was archived; None if entries of a later one are archived."""
     c = cursors.c
     query = select(c.partition, c.epoch, c.ordinal, c.offset, c.event).where(c.namespace == sql.namespace)
     rows = sql.execute(query.where(c.partition == partition).order_by(c.ordinal.desc())).all()
@@ -134,7 +134,7 @@ def last_event(sql: Sql, partition: int, epoch: str) -> int:
 
 
 def is_repaired(sql: Sql, partition: int, epoch: str) -> bool:
-    """Whether a repair brought a whole epoch to SQL, which was to end then: nothing was lost with it."""
+    """Whether a repair brought a whole epoch to SQL before it ended, so that nothing was lost with it."""
     query = select(cursors.c.ordinal).where(_here(sql, partition, epoch), cursors.c.minted_ms == REPAIRED)
     return sql.execute(query).first() is not None
 
@@ -163,7 +163,7 @@ def _here(sql: Sql, partition: int, epoch: str) -> ColumnElement[bool]:
     return and_(c.namespace == sql.namespace, c.partition == partition, c.epoch == epoch)
 
 
-# Redis comes back with other data: the changes since then, and how far a repair brought SQL
+# Redis came back with other data: changes since a time, and the position that a repair reached
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Removes every row of records. Law: a hash and a version stay, so that no version is ever used twice.
 
-An erasure is noted before it begins, until Redis is clean too, so that any worker can continue it. Late commits are
-noted as well, in the transaction that archives them, as only SQL knows what was erased. They are forks of an erased
-state and rollbacks to one, read before the erasure, and tombstones written by a worker that did not know that the
-erasure is complete. A fork has its source archived first and checks here, so late records have no forks.
+An erasure is noted in SQL from before it begins until Redis is clean too, so that any worker can continue it. Late
+commits get a note as well, in the transaction that archives them, because only SQL has the list of erased records. A
+late commit is a fork of an erased state or a rollback to one, which read the state before the erasure, or a tombstone
+by a worker that had not noticed the completed erasure. A fork has its source archived first and checks here, so late
+records have no forks.
 
 Before an erasure or a purge removes data that forks of a record show, the forks get copies of their own.
 
@@ -112,7 +113,7 @@ def erase(sql: Sql, names: Sequence[str]) -> None:
 
 
 def complete(sql: Sql, done: Mapping[str, int]) -> None:
-    """Delete the erasures up to these versions, as Redis is clean, and late events and branches of these records."""
+    """Delete the notes of erasures up to these versions, now that Redis is clean; also late events and branches."""
     e = erasures.c
     for chunk in chunks(sorted(done), 200):
         living = lock(sql, chunk)
@@ -124,7 +125,7 @@ def complete(sql: Sql, done: Mapping[str, int]) -> None:
 
 
 def note_late(sql: Sql, accepted: Iterable[Parsed], existing: Mapping[str, Head]) -> None:
-    """Note an erasure for those of these changes that derive from an erased record, or one to be erased with its forks.
+    """Note an erasure for changes that derive from an erased record, or from one to be erased with its forks.
 
     Their rows and those of their sources are locked. So an erasure waits for this transaction, or came earlier; then a
     statement that begins now sees its result.
@@ -165,7 +166,7 @@ def _locked(sql: Sql, user: str) -> dict[str, Head]:
         if not late:
             held.commit()
             return found
-        # All are unlocked and locked again in order: an archiver may hold one of these and wait for one of ours.
+        # All are unlocked and locked again in order: an archiver may hold one of these and wait for one locked here.
         held.rollback()
         wanted |= late
 
@@ -188,7 +189,7 @@ def _note(sql: Sql, wanted: Sequence[Erasure]) -> None:
     rows: dict[str, Row] = {}
     for each in wanted:
         before = known.get(each.record, each)
-        # Keep the owner, and that forks go too: an earlier request may have asked for more.
+        # Keep the owner and the erasure of forks: an earlier request may have been for more.
         rows[each.record] = (sql.namespace, each.record, each.partition, each.owner or before.owner,
                              each.forks or before.forks, 0, each.actor or before.actor)  # fmt: skip
     sql.put(erasures, list(rows.values()))
@@ -236,7 +237,7 @@ def hand_down(sql: Sql, runs: Sequence[Mapping[str, Any]]) -> None:
     shared = and_(s.namespace == source.namespace, s.source == source.record, s.record != s.source)
     theirs = and_(heir.namespace == s.namespace, heir.record == s.record)
     run = and_(m.record == source.key, m.seq >= s.start, m.seq < s.stop)
-    # Version 0 is older than any base of the heir; the heir's own purge removes copies that it no longer shows.
+    # Version 0 is older than any base of the heir. The heir's own purge removes copies that it no longer shows.
     query = select(heir.key, m.seq, literal_column("0"), m.data).distinct()
     query = query.select_from(source.key.table.join(shares, shared).join(heir.key.table, theirs).join(messages, run))
     query = query.where(source.key == bindparam("r"), m.record == bindparam("r"))
@@ -246,9 +247,9 @@ def hand_down(sql: Sql, runs: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _hand_down_items(sql: Sql, gone: Collection[int]) -> None:
-    """Give each record that shows items of these one layer with copies of all items that it shows of others.
+    """Give each record that shows items of these records one layer with copies of all inherited items.
 
-    Such layers are noted since the fork, or since a rollback to its state then: the same ones in the same order.
+    Layers are noted from the fork on, or from a rollback to the fork's state on: the same layers in the same order.
     Deletions are copied, too, as a lower layer may still have the item.
     """
     c, i = layers.c, items.c
@@ -259,7 +260,8 @@ def _hand_down_items(sql: Sql, gone: Collection[int]) -> None:
     theirs = and_(heir.namespace == c.namespace, heir.record == c.record)
     showing = select(heir.key).select_from(source.key.table.join(layers, of_it).join(heir.key.table, theirs))
     showing = showing.where(sql.among(source.key, gone))
-    # Locked: an heir that is erased meanwhile would get rows after its own were deleted, and nothing would remove them.
+    # Locked, because an heir that is erased meanwhile would get rows after its own were deleted, which nothing would
+    # remove.
     query = select(records.c.key).where(records.c.key.in_(showing)).order_by(records.c.record)
     heirs = sql.execute(query.with_for_update(read=True)).scalars().all()
     if not heirs:
@@ -267,7 +269,7 @@ def _hand_down_items(sql: Sql, gone: Collection[int]) -> None:
     order = func.row_number().over(
         partition_by=(heir.key, i.collection, i.key), order_by=(c.place.desc(), i.version.desc())
     )
-    # Version 0, as for messages. The original writer goes along: values were encrypted under its name.
+    # Version 0, as for messages. The original writer is stored too, because values were encrypted under its name.
     origin = func.coalesce(i.origin, source.record).label("origin")
     names = (heir.key.label("heir"), i.collection, i.key, origin, i.data)
     rows = and_(i.record == source.key, i.version.between(c.first, c.last))
@@ -295,7 +297,7 @@ def let_go(sql: Sql, names: Collection[str]) -> None:
     """Delete the shares, layers and tags of these records; their forks have copies now."""
     s, c = shares.c, layers.c
     sql.execute(delete(shares).where(s.namespace == sql.namespace, sql.among(s.record, list(names))))
-    # A purge of an heir keeps messages that a later state shows: from now on these are its copies.
+    # A purge of an heir keeps messages that a later state shows; from now on these are the copies.
     theirs = update(shares).where(s.namespace == sql.namespace, sql.among(s.source, list(names)))
     sql.execute(theirs.values(source=s.record))
     held = or_(*(sql.among(column, list(names)) for column in (c.record, c.source)))

@@ -1,11 +1,11 @@
-"""Finds records and events. Law: a page costs the same at any depth; a page begins after a row, not at a count.
+"""Finds records and events. Law: a page costs the same at any depth, because it begins after a row, not at a count.
 
 Records have two orders, each that of an index: by newest change, to the minute, and by id, which keeps the records of a
 prefix, or with a tag, together.
 
-Unarchived commits may be laid over a page. The journals are read before SQL, so commits that are archived in between
-are read twice and count once, by their versions. No record appears in two places: records that the journals change are
-left out of the pages of SQL, and appear at the places that they will have when they are archived.
+A page may include unarchived commits. The journals are read before SQL, so commits that are archived in between are
+read twice, and count once by their versions. No record appears in two places: records that the journals change are left
+out of the pages of SQL, and appear at the places that they will have when they are archived.
 
 Design: sections 9, 12.
 """
@@ -59,7 +59,7 @@ def parsed(batch: Batch, wanted: Wanted) -> list[Parsed]:
             try:
                 item = parse(entry, batch.partition, batch.epoch)
             except (ValueError, CorruptState):
-                continue  # it will go to quarantine, which no listing shows
+                continue  # it will be quarantined, and listings do not show the quarantine
             nothing: dict[str, Any] = dict.fromkeys(("messages", "items", "runs", "events"), ())
             found.append(replace(item, entry=replace(entry, data=b""), data=b"", **nothing))
     return found
@@ -90,7 +90,7 @@ def _page(sql: Sql, wanted: Wanted, after: Place | None, limit: int) -> list[Hea
     if wanted.by_id:
         return [*sql.execute(_by_id(sql, wanted, after).limit(limit)).mappings()]
     found: list[Head] = []
-    # Two short scans of the index, merged: a single one over both kinds would have to sort everything.
+    # Two short scans of the index, merged: a single scan over both kinds would have to sort everything.
     for deleted in (False, True) if wanted.deleted else (False,):
         found += sql.execute(_newest(sql, wanted, after, deleted).limit(limit)).mappings()
     return _ordered(found, wanted)[:limit]
@@ -170,7 +170,7 @@ def _by_id(sql: Sql, wanted: Wanted, after: Place | None) -> Select[Any]:
     if others:
         held = select(func.count()).select_from(tags).where(tags.c.namespace == sql.namespace, tags.c.record == text)
         query = query.where(held.where(sql.among(tags.c.tag, others)).scalar_subquery() == len(others))
-    # Only one lower bound: SQLite seeks by one of two, and reads all rows that the other excludes.
+    # Only one lower bound: with two SQLite seeks by one, and reads all rows that the other excludes.
     lower = text > after if after is not None and str(after) >= wanted.text else text >= wanted.text
     query = query.where(lower, text < end(wanted.text), *_conditions(wanted))
     if not wanted.deleted:
@@ -214,7 +214,7 @@ def _behind(place: Place, after: Place) -> bool:
 
 
 def _late(sql: Sql, parsed: Sequence[Parsed]) -> _Late:
-    """The rows of records after those of these entries that SQL does not have yet."""
+    """The rows of records as they are after the entries that SQL does not have yet."""
     names = {item.entry.record for item in parsed}
     existing = record_index.rows(sql, names)
     erased = record_index.erased(sql, names - existing.keys())
@@ -273,7 +273,7 @@ def _cursor(place: str) -> str:
 def _place(cursor: str, wanted: Wanted) -> Place:
     try:
         text = urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
-        # Decoding skips unknown characters; a cursor is valid only if it encodes to itself.
+        # Decoding ignores invalid characters, so a cursor is valid only if encoding gives the same text.
         if _cursor(text) == cursor:
             if wanted.by_id and text.startswith(f"{wanted.scope}:") and "\0" not in text:
                 return text
@@ -383,7 +383,7 @@ def _event_columns() -> list[ColumnElement[Any]]:
 
 
 def _walks(sql: Sql, sought: Sought) -> Iterable[ColumnElement[bool]]:
-    """Conditions for the scans of an index, one each, that find the requested events."""
+    """The conditions of the index scans that find the requested events, one for each scan."""
     e = events.c
     about = true() if sought.subject is None else e.subject == sought.subject
     if sought.type is None:

@@ -1,6 +1,6 @@
 """Maintenance of many records: purges old data, encrypts values again, and compacts old rows.
 
-Law: it works by pages, and a page or a record is one transaction; readers see no difference except in speed.
+Law: a page or a record is one transaction; readers notice no difference except in speed.
 
 A purge keeps everything newer than a cutoff, and everything that a fork still shows. A live record keeps a snapshot at
 its last change before the cutoff, the base; a record deleted before the cutoff keeps only its row in `records`.
@@ -116,7 +116,7 @@ def _by_batches(part: Part, cut: Callable[[Sql], int]) -> int:
 
 
 def candidates(sql: Sql, before_ms: int, keep: int | None, after: int) -> tuple[list[str], int | None]:
-    """Those of the next records, in order of their keys, that have something to purge; and where to go on."""
+    """The records with data to purge among the next ones, in order of their keys; and where the next page begins."""
     c, b = changes.c, change_blocks.c
     s = snapshots.c
     rows, further = following(sql, after, before_ms if keep is None else LARGEST, CHUNK)
@@ -143,7 +143,7 @@ def candidates(sql: Sql, before_ms: int, keep: int | None, after: int) -> tuple[
 
 def purge(sql: Sql, names: Sequence[str], before_ms: int, keep: int | None = None) -> Purged:
     """Purge these records in one transaction."""
-    # Locked first: archive() locks the rows of its records too, so neither sees half of the other's work.
+    # Locked first: archive() also locks the rows of its records, so neither sees half of the other's work.
     rows = lock(sql, names)
     held = aside.bases(sql, rows)
     old = (record for record, row in rows.items() if row["deleted"] and row["updated_ms"] < before_ms)
@@ -159,9 +159,10 @@ def purge(sql: Sql, names: Sequence[str], before_ms: int, keep: int | None = Non
 def _bases(
     sql: Sql, living: Mapping[str, int], before_ms: int, held: Mapping[str, int], spare: Mapping[str, int]
 ) -> dict[str, State]:
-    """The state of each record at its last change before the first one newer than the cutoff.
+    """The base of each record: its state at the last change before the first one that is newer than the cutoff.
 
-    Or at the version in `spare` if that is higher; but not after the one in `held`, which a branch continues.
+    If the version in `spare` is higher, that is the base; but never a version after the one in `held`, which a branch
+    continues.
     """
     b = change_blocks.c
     mine = sql.among(b.record, list(living.values()))
@@ -182,7 +183,7 @@ def _bases(
 
 
 def _spans(sql: Sql, living: Mapping[str, int], before_ms: int) -> dict[int, tuple[int, int, int]]:
-    """The first and the last version of each record, and the first that is newer than the cutoff."""
+    """The first and the last version of each record, and its first version that is newer than the cutoff."""
     c, b = changes.c, change_blocks.c
     found: dict[int, tuple[int, int, int]] = {}
     for chunk in chunks(sorted(living.values()), CHUNK):
@@ -291,7 +292,7 @@ def _upto(number: Column[Any], base: Any) -> ColumnElement[bool]:
 
 
 def _packed(sql: Sql, table: Table, which: ColumnElement[bool]) -> int:
-    """How many rows are in blocks."""
+    """The number of rows in blocks."""
     return sql.execute(select(func.sum(table.c.count)).where(which)).scalar() or 0
 
 
@@ -303,7 +304,7 @@ def purge_events(sql: Sql, before_ms: int) -> int:
     e = events.c
     old = and_(e.namespace == sql.namespace, e.time_ms < before_ms)
     last = sql.execute(select(e.time_ms).where(old).order_by(e.time_ms).offset(_TOGETHER - 1).limit(1)).scalar()
-    # Also remove all others of the last one's millisecond: a cut is always between two times.
+    # Also remove all other events of the last one's millisecond, so that the cut is between two times.
     some = old if last is None else and_(e.namespace == sql.namespace, e.time_ms <= last)
     return sql.execute(delete(events).where(some)).rowcount
 
@@ -340,7 +341,7 @@ def rewrite(sql: Sql, record: str, convert: Rewrite, *, keep: bool) -> int:
     for table in (snapshots, changes, quarantine, tables.branches):
         work.rows(table, lambda key, data: work.change(data, key.get("event", "")))
     work.rows(change_blocks, work.block(blocks.CHANGES, lambda row: work.change(row.data, row.event)))
-    # After the changes, which name the record that each message was written under.
+    # Read after the changes, which name the record that each message was written under.
     work.rows(messages, lambda key, data: work.message(key["seq"], data))
     work.rows(message_blocks, work.block(blocks.MESSAGES, lambda row: work.message(row.seq, row.data)))
     work.items()
@@ -348,7 +349,7 @@ def rewrite(sql: Sql, record: str, convert: Rewrite, *, keep: bool) -> int:
 
 
 def rewrite_events(sql: Sql, after: EventKey, convert: Rewrite, *, keep: bool) -> tuple[EventKey | None, int]:
-    """Rewrite the events of the next page; return where it ends, None after the last one, and how many changed.
+    """Rewrite the events of the next page; return its end (None after the last page), and how many changed.
 
     With `keep` they are only counted.
     """
@@ -431,7 +432,7 @@ class _Work:
                 value = self._value(self._record, codec.item_name(name), value)
             elif kind == b"e" and name.count(b" ") >= 2:
                 _, type, subject = name.decode("utf-8", "replace").split(" ", 2)
-                # Not counted: the event also has its own row.
+                # Not counted, because the event also has its own row.
                 value = self._convert(subject, codec.event_name(type, event), value)
             again.append(Op(kind, name, value))
         return pack(again)
@@ -476,7 +477,7 @@ class _Work:
 def compact_page(part: Part, before_ms: int, *, after: int = 0) -> tuple[Compacted, int | None]:
     """Compact old changes and messages of some records into compressed blocks, which are read like rows.
 
-    Returns how much, and `after` for the next records; None: there are no others.
+    Returns the counts, and `after` for the next records (None: these were the last).
     """
     total = Compacted(0, 0, 0)
     with part.database.long_read(part.namespace) as sql:
@@ -492,7 +493,7 @@ def compact_page(part: Part, before_ms: int, *, after: int = 0) -> tuple[Compact
 
 
 def _candidates(sql: Sql, before_ms: int, after: int) -> tuple[dict[int, int], int | None]:
-    """Those of the next records, in order of their keys, with enough old rows, and how many; and where to go on."""
+    """The records with enough old rows among the next ones, and their numbers; and where the next page begins."""
     c = changes.c
     rows, further = following(sql, after, before_ms, _COMPACTED_TOGETHER)
     keys = [row.key for row in rows]
@@ -527,7 +528,7 @@ def compact(sql: Sql, some: Sequence[int], before_ms: int) -> Compacted:
     newest = _newest(sql, blocks.CHANGES, found), _newest(sql, blocks.MESSAGES, said)
     late = {record for record, rows in newest[0].items() if rows[-1][0] >= found[record][0][0]}
     late |= {record for record, rows in newest[1].items() if rows[-1][0] >= said[record][0][0]}
-    # Rows were put back, or came late. After this all are rows, and are packed in order the next time.
+    # Rows were put back, or came late. Expanding makes all of them rows, which the next compaction packs in order.
     blocks.expand(sql, sorted(late))
     found = {record: rows for record, rows in found.items() if record not in late}
     said = {record: rows for record, rows in said.items() if record not in late}
@@ -536,7 +537,7 @@ def compact(sql: Sql, some: Sequence[int], before_ms: int) -> Compacted:
 
 
 def _bounds(sql: Sql, heads: Mapping[int, int], before_ms: int) -> dict[int, int]:
-    """The version up to which each record may be packed: all changes are old, and the head is excluded."""
+    """The version up to which each record may be packed: its changes are old, and the head is excluded."""
     c = changes.c
     newer = func.min(case((c.time_ms >= before_ms, c.version)))
     query = select(c.record, newer).where(sql.among(c.record, list(heads))).group_by(c.record)

@@ -50,7 +50,7 @@ _UNLIMITED = text(
 def ready(database: Database, may_migrate: bool) -> None:
     """Migrate the database to this release's revision if allowed; otherwise require that it has it.
 
-    Costs one small query if it has it already.
+    If the database has it already, this is one small query.
     """
     with database.read() as sql:
         found = revision(sql)
@@ -108,7 +108,7 @@ def _upgrade(connection: Connection) -> None:
 
 def _after_fork() -> None:
     global _alembic
-    _alembic = threading.Lock()  # the old one may be held by a thread that the child lacks
+    _alembic = threading.Lock()  # the old lock may be held by a thread that the child lacks
 
 
 if hasattr(os, "register_at_fork"):
@@ -171,7 +171,7 @@ def is_there(url: str, namespace: str, timeout: float) -> bool:
     """Whether a database has a namespace. Nothing is created. Raises ColdUnavailable."""
     file = sqlite_file(parse_url(url))
     if file is not None and not Path(file).exists():
-        return False  # connecting would create it
+        return False  # connecting would create the file
     database = Database(url, timeout)
     try:
         with database.read(namespace) as sql:

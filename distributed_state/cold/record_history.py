@@ -120,11 +120,11 @@ def _head_with_snapshot(sql: Sql, record: str) -> Head | None:
 
 @cache
 def _head() -> Select[Any]:
-    """Built once: each new session waits for this query, and building it takes as long as executing it."""
+    """Built once, because each new session waits for this query, and building it takes as long as executing it."""
     r = records.c
     s = snapshots.c
     namespace = bindparam("wanted_namespace", type_=TEXT)
-    # The key does not depend on the joined row: so PostgreSQL looks the snapshot up by it, rather than hash all of
+    # The key does not depend on the joined row, so PostgreSQL looks up the snapshot by it instead of hashing all of
     # them.
     named = records.alias("named").c
     wanted = and_(named.namespace == namespace, named.record == bindparam("wanted", type_=TEXT))
@@ -168,7 +168,7 @@ def _fold_states(sql: Sql, targets: Sequence[Row], found: dict[str, State]) -> N
     r = records.c
     wanted = sql.listed({"record": TEXT, "target": BigInteger()}, targets)
     same = and_(r.namespace == sql.namespace, r.record == wanted.c.record)
-    # Outer joins run in this order. With inner ones SQLite takes the list last, for each existing row.
+    # Outer joins run in this order. With inner joins SQLite scans the list for each existing row.
     named = select(r.key, r.record, wanted.c.target).select_from(wanted.outerjoin(records, same)).cte("named")
     base = select(func.max(s.version)).where(s.record == named.c.key, s.version <= named.c.target).scalar_subquery()
     bases = select(named.c.key, named.c.record, named.c.target, base.label("base")).cte("bases")
@@ -190,7 +190,7 @@ def _fold_states(sql: Sql, targets: Sequence[Row], found: dict[str, State]) -> N
         fields = {} if epoch is None else _fields(data)
         version = base
         for _, its_epoch, its_version, operations in changed.get(key, ()):
-            if (base or 0) < its_version <= target:  # a block also has versions outside of the range
+            if (base or 0) < its_version <= target:  # a block may also have versions outside of the range
                 fold(fields, unpack(operations))
                 epoch, version = its_epoch, its_version
         if epoch is not None:
@@ -213,7 +213,7 @@ def applied(sql: Sql, record: str, event: str, since_ms: int) -> int:
         return int(version)
     head = find(sql, record)
     first = _first(sql, key_of(sql, record))
-    # Changes before the first remaining one were purged, and are not newer than it.
+    # The commit is older than the first remaining change, so it was purged.
     purged_ms = head["updated_ms"] if head and not first else first[1] if first and first[0] > 1 else -1
     if purged_ms >= since_ms:
         raise NotFound(f"{record}: its latest commits were purged")
@@ -232,7 +232,7 @@ def _first(sql: Sql, key: blocks.Key) -> tuple[int, int] | None:
 
 
 def has_version(sql: Sql, record: str, version: int) -> bool:
-    """Whether SQL has a record's version, or had it and purged or erased it, or has a later one that came whole."""
+    """Whether SQL has a record's version, had it and purged or erased it, or has a later whole state."""
     head = find(sql, record)
     if head is None or head["version"] < version:
         return False
@@ -249,13 +249,14 @@ def has_version(sql: Sql, record: str, version: int) -> bool:
 def step_back(sql: Sql, record: str, version: int, steps: int) -> int:
     """The version `steps` before `version`, along the states that led to it.
 
-    A rollback is not a step: from it the way goes on from the version that it restored, so changes that it undid are
-    skipped. Commits that change no state are not steps either. As many rows are read as steps, even in a long history.
+    A rollback is not a step: counting continues at the version that it restored, so changes that it undid are skipped.
+    Commits that do not change the state are not steps either. The number of rows read depends on the steps, not on the
+    length of the history.
     """
     at = version
     left = steps
     while left:
-        # One more than the steps: the first is the start.
+        # One more than the steps, because the first is the start.
         way = _way(sql, key_of(sql, record), at, left + 1)
         back = next(((passed, source) for passed, row in enumerate(way) if (source := _source(*row))), None)
         if back is not None:
@@ -303,7 +304,7 @@ def _source(version: int, data: bytes | None) -> int:
 def messages_of(
     sql: Sql, record: str, runs: Sequence[Segment], parent: str | None = None, key: int | None = None
 ) -> dict[int, bytes]:
-    """The messages of these runs by sequence number, wherever along the lineage they are stored.
+    """The messages of these runs by sequence number, stored under any record of the lineage.
 
     A fork that is not archived has no copies of its own yet; its `parent` has copies of the messages that it inherited.
     `key` is the record's key, if it is known.
@@ -323,7 +324,7 @@ def messages_of(
         kept: dict[int, dict[int, bytes]] = {}
         for place, seq, data in blocks.messages_in(sql, places, handed):
             kept.setdefault(place, {})[seq] = data
-        # Copies come last and win: the source may have been purged, or erased and begun again since.
+        # Copies are read last and win: the source may have been purged, or erased and begun again.
         last = (known.get(record), known.get(parent or ""))
         for place in sorted(kept, key=lambda place: (place == last[0], place == last[1])):
             found.update(kept[place])
@@ -366,7 +367,7 @@ def since(sql: Sql, record: str, runs: Sequence[Segment], since_ms: int) -> list
 
 
 def overfull(sql: Sql, keep: int | None, before_ms: int | None, after: int) -> tuple[list[str], int | None]:
-    """Those of the next records that show more than `keep` messages, or older ones; and where to go on."""
+    """The next records that show more than `keep` messages, or older ones; and where the next page begins."""
     created = before_ms if keep is None and before_ms is not None else LARGEST
     rows, further = following(sql, after, created, _PAGE)
 
@@ -409,7 +410,7 @@ def outlines(
     limit: int | None = None,
     most: int | None = None,
 ) -> list[JournalEntry]:
-    """The changes as from `entries`, but without the contents of their messages and items."""
+    """The changes that `entries` returns, without the contents of their messages and items."""
     key = keys(sql, [record]).get(record)
     rows = [] if key is None else blocks.changes_between(sql, key, after, before, limit, most)
     return [_entry(record, row, row.data) for row in rows]
@@ -530,7 +531,7 @@ def known_commits(sql: Sql, partition: int, epoch: str, entries: Sequence[Journa
 
 
 def heads(sql: Sql, wanted: Iterable[str]) -> dict[str, Archived]:
-    """How far each record is archived; an erased one up to the erased version. Unknown records are left out."""
+    """How far each record is archived: an erased record up to the erased version. Unknown records are left out."""
     c = changes.c
     found: dict[str, Archived] = {}
     for chunk in chunks(sorted(set(wanted)), 500):
@@ -555,7 +556,7 @@ def heads(sql: Sql, wanted: Iterable[str]) -> dict[str, Archived]:
 def lacking(sql: Sql, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> set[str]:
     """The events of those entries that SQL lacks, except for records that were erased since.
 
-    Marks, which change nothing, are left out, too.
+    Marks, which change nothing, are left out.
     """
     q = quarantine.c
     held = _alone(sql, partition, epoch, entries)
@@ -586,7 +587,7 @@ def _events_of(sql: Sql, wanted: FromClause) -> Iterator[str]:
 
 
 def _purged(sql: Sql, entries: Sequence[JournalEntry]) -> set[str]:
-    """Those of a version before their record's oldest remaining one: nothing of them may come back."""
+    """The entries of a version before their record's oldest remaining one: their data may not come back."""
     c = changes.c
     oldest: dict[str, int] = {}
     names = {key: record for record, key in record_index.keys(sql, {entry.record for entry in entries}).items()}
@@ -598,12 +599,12 @@ def _purged(sql: Sql, entries: Sequence[JournalEntry]) -> set[str]:
 
 
 def _alone(sql: Sql, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> set[str]:
-    """The entries without a record that SQL has: events that were written alone. Marks always count as had."""
+    """The entries without a record that SQL has: events written without a commit. Marks always count."""
     e = events.c
     alone = {f"{entry.event.rpartition('.')[0]}.0": entry for entry in entries if not entry.record}
     held = {entry.event for entry in alone.values() if not entry.data}
     for chunk in chunks([entry for entry in alone.values() if entry.data], 500):
-        # By their numbers, which are in the primary key; in two histories two events may have the same one.
+        # Found by their numbers, which are in the primary key, and compared, as two histories may use a number twice.
         numbers = [int(unpack(entry.data)[0].name.partition(b" ")[0]) for entry in chunk]
         here = and_(e.namespace == sql.namespace, e.partition == partition, e.epoch == epoch, e.offset.in_(numbers))
         found = sql.execute(select(e.id).where(here)).scalars()
@@ -622,5 +623,5 @@ def _changes(sql: Sql, wanted: FromClause) -> Join:
 
 
 def _named(sql: Sql, wanted: FromClause) -> Join:
-    # An outer join runs in this order. With an inner one SQLite takes the list last, for each existing change.
+    # An outer join runs in this order. With an inner join SQLite scans the list for each existing change.
     return outerjoin(wanted, records, and_(records.c.namespace == sql.namespace, records.c.record == wanted.c.record))

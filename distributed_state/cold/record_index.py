@@ -1,7 +1,7 @@
 """The rows of `records`: one per record, with its state at the head and the key by which other tables name it.
 
 Law: a transaction that changes a record locks its row first. The rows of `tags` are the tags at the record's head, in
-the order of its text. A row follows the entries of the journal; unreadable bytes in them raise an error that names
+the order of its text. A row is computed from the entries of the journal; unreadable bytes raise an error that names
 them.
 
 Design: section 9.
@@ -67,7 +67,7 @@ class Parsed:
     owner: str | None = None
     parent: str | None = None
     parent_version: int = 0
-    shows: int | None = None  # the version whose items it shows from now on, below a new layer; 0: no earlier ones
+    shows: int | None = None  # the version whose items it shows from now on, below a new layer; 0: no earlier items
     touched: Collection[bytes] = ()  # which of the reserved fields were set or deleted
     deleted: bool = False
     tags: Sequence[tuple[str, bool]] = ()  # in order: set or removed; '': all are removed
@@ -77,7 +77,7 @@ class Parsed:
 
     @property
     def ops(self) -> list[Op]:
-        """The operations, read again: few callers need them, and stored ones would slow the garbage collector."""
+        """The operations, parsed again: few callers need them, and stored ones would slow the garbage collector."""
         return unpack(self.entry.data)
 
 
@@ -87,7 +87,7 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
     Raises UnknownOperation if only a newer release can read it.
     """
     operations = unpack(entry.data)
-    # Before any other check: unreadable entries go to quarantine, and this one must not.
+    # Checked first: unreadable entries go to quarantine, but an entry of a newer release must not.
     _refuse_unknown(entry, partition, operations)
     "".join((entry.record, entry.event, entry.kind, entry.actor)).encode()
     if "\0" in entry.record or "\0" in entry.event or "\0" in entry.kind or "\0" in entry.actor:
@@ -206,7 +206,7 @@ def _read_reserved(parsed: Parsed, op: Op) -> None:
         parsed.parent = None if value is None else _text(parent_record(value).encode())
         parsed.parent_version = 0 if value is None else _number(value.rpartition(b"@")[2], "version")
     elif op.name == ITEMS and value is not None:
-        # The second word is missing where the record gets its first items or is forked; a repair brings a state whole.
+        # The second word is missing if the record gets its first items, is forked, or a repair brings a whole state.
         since, _, below = value.partition(b" ")
         if below and _number(since, "version") == parsed.entry.version:
             parsed.shows = _number(below, "version")
@@ -244,7 +244,7 @@ def refuse_long(item: Parsed) -> None:
 
 def _within(column: str, text: str | None) -> None:
     most = LONGEST[column]
-    # Most texts are so short that their bytes need not be counted.
+    # Most texts are short enough that their bytes need not be counted.
     if text and len(text) * 4 > most and len(text.encode()) > most:
         raise ValueError(f"{column}: {len(text.encode())} bytes are more than the {most} that an index holds")
 
@@ -273,12 +273,12 @@ def forgotten(namespace: str, user: str) -> str:
 
 
 def erased_unknown(namespace: str, record: str) -> str:
-    """The text under which the time is stored when a record was erased that SQL did not know then."""
+    """The text under which the erasure time is stored of a record that SQL did not have at that time."""
     return hashed(namespace, f"unknown:{record}")
 
 
 def erased(sql: Sql, names: Collection[str]) -> dict[str, Head]:
-    """The rows that remain of those of these records that were erased, with the erased version."""
+    """The rows, with the erased version, that remain of erased records among these."""
     stones = {hashed(sql.namespace, name): name for name in names}
     return {stones[stone]: row for stone, row in rows(sql, stones).items()}
 
@@ -309,7 +309,7 @@ def lock(sql: Sql, wanted: Iterable[str]) -> dict[str, Head]:
 
 def _rows(sql: Sql, query: Select[Any], wanted: Iterable[str]) -> dict[str, Head]:
     found = sql.rows(query.where(records.c.namespace == sql.namespace), records.c.record, wanted)
-    # Plain dicts: for a batch of many records, SQLAlchemy's rows would be the largest cost.
+    # Plain dicts, because for a batch of many records SQLAlchemy's rows would be the largest cost.
     found = (dict(zip(_NAMES, row, strict=True)) for row in found)
     return {row["record"]: row for row in found}
 
@@ -317,7 +317,7 @@ def _rows(sql: Sql, query: Select[Any], wanted: Iterable[str]) -> dict[str, Head
 def following(sql: Sql, after: int, before_ms: int, limit: int) -> tuple[Sequence[Any], int | None]:
     """The next records in the order of their keys that existed before a time, without erased ones.
 
-    And `after` for the next call; None: these are the last.
+    Also returns `after` for the next call (None: these are the last).
     """
     r = records.c
     # Along the primary key: with the namespace's index, which `+ ""` avoids, PostgreSQL would sort all for each page.
@@ -331,7 +331,7 @@ def known_names(sql: Sql, partition: int) -> list[str] | None:
     """All records of a partition, including quarantined ones; None if there are too many, or one was erased."""
     given = {"wanted_namespace": sql.namespace, "wanted_partition": partition, "listed": LISTED}
     found = sql.execute(_known_names(), given).all()
-    # An erased record has only a hash, and its versions go on if it begins again.
+    # An erased record has only a hash, and its versions continue if it begins again.
     if any(not record or scope == ERASED for record, scope in found):
         return None
     return sorted({record for record, _ in found})
@@ -343,7 +343,7 @@ def _known_names() -> CompoundSelect[Any]:
     q, r = quarantine.c, records.c
     namespace = bindparam("wanted_namespace", type_=TEXT)
     partition = bindparam("wanted_partition", type_=Integer)
-    # One lookup in the index, however many records there are. Those of one partition need a scan of all.
+    # One lookup in the index, independent of the number of records. Counting those of one partition would scan all.
     many = select(r.key).where(r.namespace == namespace).offset(bindparam("listed", type_=Integer)).limit(1).exists()
     listed = select(r.record, r.scope).where(r.namespace == namespace, r.partition == partition, ~many)
     # A quarantined record may be in Redis, and get a row with its next commit.
@@ -352,7 +352,7 @@ def _known_names() -> CompoundSelect[Any]:
 
 
 def keys(sql: Sql, names: Iterable[str]) -> dict[str, int]:
-    """The keys of those of these records that have rows."""
+    """The keys of the records that have rows."""
     r = records.c
     query = select(r.record, r.key).where(r.namespace == sql.namespace)
     return dict(map(tuple, sql.rows(query, r.record, names)))
@@ -381,7 +381,7 @@ def oldest(sql: Sql, record: str) -> int:
 
 
 def heads(sql: Sql, changes: Iterable[Parsed], existing: Mapping[str, Head]) -> dict[str, dict[str, Any]]:
-    """The rows of records after these entries, one for each record, however many its changes."""
+    """The rows of records as they are after these entries, one row for each record."""
     found: dict[str, dict[str, Any]] = {}
     for item in changes:
         record = item.entry.record
@@ -403,8 +403,8 @@ def _follow(head: dict[str, Any], item: Parsed) -> None:
     at = item.entry.time_ms
     head.update(partition=item.partition, epoch=item.epoch, version=item.entry.version, updated_ms=at)
     head["size"] = (head["size"] or 0) + len(item.entry.data)
-    # The indexes change with `deleted` in any case, so moving the record then is free.
-    turned = DELETED in item.touched and item.deleted != head["deleted"]  # a revival sets it with each write
+    # `deleted` changes the indexes in any case, so moving the record to the front has no extra cost.
+    turned = DELETED in item.touched and item.deleted != head["deleted"]  # `revive` sets it in each write
     if at - head.get("listed_ms", -LISTED_MS) >= LISTED_MS or turned:
         head["listed_ms"] = at
     for field, column in _SAID.items():
@@ -470,7 +470,7 @@ def note_tags(sql: Sql, accepted: Iterable[Parsed]) -> None:
     t = tags.c
     gone = [{"r": record} for record in sorted(cleared)]
     sql.remove(tags, gone, lambda row: and_(t.namespace == sql.namespace, t.record == row.r))
-    # Set tags are removed first, too: whether they exist is not known.
+    # Tags to set are also removed first, because they may exist already.
     touched = [{"r": record, "g": tag} for record in sorted(last.keys() - cleared) for tag in sorted(last[record])]
     sql.remove(tags, touched, lambda row: and_(t.namespace == sql.namespace, t.tag == row.g, t.record == row.r))
     kept = sorted((tag, record) for record, changed in last.items() for tag, there in changed.items() if there)

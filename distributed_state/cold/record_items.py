@@ -4,12 +4,12 @@ Law: each put or delete of an item writes a new row, and rows never change. An i
 there; an empty one means that it was deleted.
 
 Below a record's own rows lie layers. A fork shows, below its own items, the items that its source showed at that
-version. Each record up the line that contributes items has a layer of its own, up to the version at which the line left
-it; layers are noted only where there are items. A rollback adds layers of the record itself: new items go into an open
-layer above those that it restores. After a clear there is only the open layer.
+version. Each ancestor that contributes items has its own layer, up to the version that was forked from it; layers are
+noted only where there are items. A rollback adds layers of the record itself: new items go into an open layer above
+those that it restores. After a clear there is only the open layer.
 
-Every read is as of one version, mostly the one that Redis reported. An answer holds as long as its version is readable,
-and a purge that came in between is noticed.
+Every read is as of one version, mostly the one that Redis reported. An answer is valid as long as its version is
+readable; a purge in between is detected.
 
 Design: sections 9, 11.
 """
@@ -95,7 +95,7 @@ class FoundPage:
 
 
 class _Source(NamedTuple):
-    """Adjacent layers of one record: the newest row of an item in them wins."""
+    """Adjacent layers of one record, in which the newest row of an item wins."""
 
     number: int
     record: str
@@ -224,7 +224,7 @@ def _merged(
 ) -> Iterable[tuple[bytes, int, str, int, int]]:
     """The items that all sources show, in order: each from the uppermost source that has it, unless deleted there."""
     order: Callable[[Any], Any] = lambda row: row[0]  # noqa: E731  # one for both
-    # One more than wanted shows that there are others, and a second one that the key before it is complete.
+    # One more key than wanted shows that there are others; a second one shows that the key before it is complete.
     streams = [_keys(sql, source, above, wanted, limit + 2) for above, source in enumerate(place.sources)]
     together = merge(*streams, key=order, reverse=wanted.reverse)
     for key, rows in groupby(together, key=order):
@@ -260,19 +260,19 @@ def _keys(
             yield key, above, source.number, origin, version, length
         if len(rows) < some:
             return
-        # Deleted and hidden items do not count, so read more each time to find one after many of them.
+        # Deleted and hidden items do not count, so each read is larger, to find an item after many of them.
         some = max(some, min(4 * some, _MOST))
         given["below" if wanted.reverse else "after"] = rows[-1][0]
 
 
 @cache
 def _in_range_of_one(bounds: frozenset[str], reverse: bool) -> Select[Any]:
-    """Built once for each kind: that takes longer than executing it."""
+    """Built once for each kind, because building takes longer than executing."""
     return _in_range(bounds, _in_one(), reverse=reverse)
 
 
 def _in_range(bounds: frozenset[str], within: ColumnElement[bool], *, reverse: bool) -> Select[Any]:
-    """Go from key to key by one index lookup each, so that an item put a thousand times costs the same as once.
+    """Go from key to key by one index lookup each, so that an item that was put a thousand times costs one lookup.
 
     *With "rows without a newer one", PostgreSQL without statistics read the whole collection for each. With the bounds
     of the range besides the last key, SQLite read everything from the range's beginning for each.*
@@ -384,7 +384,7 @@ def _rows(
 def _by_place(size: int) -> Select[Any]:
     """Built once for each of a few sizes: that takes longer than executing it."""
     i = items.c
-    # Not a list of tuples: with one, SQLite scans all rows of the record.
+    # No list of tuples, because SQLite would scan all rows of the record.
     named = [
         and_(i.record == bindparam("r"), i.collection == bindparam(f"c{n}"), i.key == bindparam(f"k{n}"),
              i.version == bindparam(f"v{n}"))
@@ -456,7 +456,7 @@ def note_layers(sql: Sql, accepted: Iterable[Parsed], keys: Mapping[str, int], h
         shown: list[Layer] = []
         if item.shows != 0:
             shown = _shown(known.get(source, {}), source, item.parent_version if item.shows is None else item.shows)
-            # Lower layers are noted in any case: copies may be made there when their records are erased.
+            # Lower layers are noted even without items: copies may be put there when their records are erased.
             if item.shows is None and keys[source] not in have:
                 shown.pop()
         if item.shows is not None:
@@ -468,7 +468,7 @@ def note_layers(sql: Sql, accepted: Iterable[Parsed], keys: Mapping[str, int], h
 
 
 def source_of(item: Parsed) -> str:
-    """The record whose items this entry shows below those put from now on; '' if it does not change that."""
+    """The record whose items this entry shows below later puts; '' if the entry does not change that."""
     return item.entry.record if item.shows is not None else item.parent or ""
 
 
@@ -488,7 +488,7 @@ class OlderItem(NamedTuple):
 
 
 def older(sql: Sql, record: str, base: int, rollbacks: Mapping[int, int]) -> list[OlderItem]:
-    """The older items that a file needs which begins after version `base`; 0: for a fork, its inherited items.
+    """The older items that a file needs if it begins after version `base`. For base 0, a fork's inherited items.
 
     `rollbacks` maps each later version that restores items to the version that it restores.
     """
@@ -526,7 +526,7 @@ def bring(sql: Sql, record: str, key: int, older: Iterable[OlderItem], parsed: S
     """Insert a file's older items as the record's own, and note which of its changes restore items."""
     rows = [(key, *item.name.split(b"\0", 1), item.at, None, item.data) for item in older]
     sql.add(items, sorted(rows, key=lambda row: row[:4]))
-    # Only layers of the record itself: references to others in a file are not trusted.
+    # Only layers of the record itself, because references to other records in a file are not trusted.
     note_layers(sql, [item for item in parsed if item.shows is not None], {record: key}, {key})
 
 
@@ -561,7 +561,7 @@ def layer_spans(sql: Sql, bases: Mapping[str, int]) -> dict[str, set[tuple[int, 
 
 
 def layer_ends(sql: Sql, names: Sequence[str]) -> dict[int, set[int]]:
-    """The versions of these records, by their keys, at which others show their items."""
+    """The versions, by record key, at which other records show items of these."""
     c, r = layers.c, records.c
     closed = and_(c.namespace == sql.namespace, sql.among(c.source, names), c.last < LARGEST)
     query = select(r.key, c.last).where(closed).distinct()
@@ -573,7 +573,7 @@ def layer_ends(sql: Sql, names: Sequence[str]) -> dict[int, set[int]]:
 
 
 def layered(sql: Sql, names: Sequence[str]) -> set[str]:
-    """Those of these records that have layers below their own items, or below their present layer."""
+    """The records that have layers below their own items, or below their present layer."""
     c = layers.c
     below = and_(c.namespace == sql.namespace, sql.among(c.record, names), c.last < LARGEST)
     query = select(c.record).where(below).distinct()
@@ -603,7 +603,8 @@ def drop_hidden(sql: Sql, record: int, base: int, shown: Collection[tuple[int, i
     """Remove items that a record with layers put before its base and no longer shows in any of them."""
     i = items.c
     query = select(i.version).where(i.record == record, i.version <= base).distinct()
-    # Not as conditions: each rollback leaves a span, and SQLite allows at most a thousand conditions.
+    # Spans are not conditions of the query: each rollback leaves a span, and SQLite allows at most a thousand
+    # conditions.
     spans = sorted(shown)
     reach = list(accumulate((last for _, last in spans), max))
     hidden = []

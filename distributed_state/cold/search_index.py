@@ -1,16 +1,15 @@
 """The search index: its tables, the records that have unindexed changes, and their documents.
 
-Law: a record's index goes from one version to a later one in a single step; a note that a record is due is deleted
-when the record is indexed.
+Law: one transaction moves a record's index from one version to a later one, and deletes the notes that it was due.
 
 Triggers note changes in the transaction that makes them. So any change of a record - by the archiver, an import, a
-repair, an erasure, of any release - is noted, and that code does not know of the index. A trigger does bounded work: a
-row for each record, and the removal of erased documents.
+repair or an erasure, of any release - is noted, and that code needs no knowledge of the index. A trigger does bounded
+work: a row for each record, and the removal of erased documents.
 
 A claim on a partition is a token in its row, valid for a while. A writer has a claim and locks its row while it writes.
 So a worker whose claim was taken over writes nothing, and a worker with a claim notices if a record was erased or
-encrypted again meanwhile. One transaction writes documents and the record's indexed version, and deletes its
-notes. Reading is done earlier and takes no locks.
+encrypted again meanwhile. One transaction writes documents and the record's indexed version, and deletes its notes. The
+record is read before that, without locks.
 
 Design: section 21.
 """
@@ -224,7 +223,7 @@ VECTOR_INDEX = (
 
 
 def there(sql: Sql) -> bool:
-    """Whether search was ever switched on in this database."""
+    """Whether the tables of search exist in this database."""
     return inspect_database(sql.connection).has_table(indexes.name)
 
 
@@ -276,7 +275,7 @@ def drop(sql: Sql) -> None:
 
 
 def scrub(sql: Sql) -> None:
-    """Scrub what was removed from SQLite's index, which keeps the words until its parts are merged."""
+    """Scrub removed words from SQLite's index, which keeps them until its parts are merged."""
     if there(sql):
         sql.exec_driver_sql("INSERT INTO search_words (search_words) VALUES ('optimize')")
 
@@ -304,7 +303,7 @@ _COLUMNS = (*_NAMES, "version", "ends_ms", "digest", "text", "value")
 # PostgreSQL has the column `words` as well; it stores only the words of the texts.
 _WORDED = table("search_documents", *map(column, (*_COLUMNS, "words")))
 _VECTORS = table("search_vectors", column("document"), column("embedding"))
-# An operation on these can change other documents, too, so the record is compared as a whole.
+# An operation on these fields can change other documents too, so the record is compared as a whole.
 _VISIBLE = frozenset({SEGMENTS, START, NEXT, DELETED, OWNER, PARENT})
 
 
@@ -328,7 +327,7 @@ class Due:
 
 
 def waiting(sql: Sql, settled: str) -> list[int] | None:
-    """The partitions that have something due. None: the index no longer has these settings."""
+    """The partitions with due records. None: the index no longer has these settings."""
     if settings(sql) != settled:
         return None
     p = partitions.c
@@ -342,7 +341,7 @@ def _has_due() -> ColumnElement[bool]:
 
 
 def claim(sql: Sql, some: Collection[int], claimer: str, now_ms: int, seconds: float, settled: str) -> list[int] | None:
-    """Claim those of the partitions that have something due and are free, for so long; return them.
+    """Claim the free partitions with due records, for this many seconds; return them.
 
     None: the index no longer has these settings.
     """
@@ -362,7 +361,7 @@ def release(sql: Sql, claimer: str) -> None:
     """Release the claimer's partitions."""
     p = partitions.c
     mine = and_(p.namespace == sql.namespace, p.claim == claimer)
-    # In the order in which all lock them: an erasure may be waiting for one of the rows.
+    # In the common locking order, because an erasure may be waiting for one of the rows.
     taken = sql.execute(select(p.partition).where(mine).order_by(p.partition).with_for_update()).scalars().all()
     if taken:
         sql.execute(update(partitions).where(mine).values(claim="", until_ms=0))
@@ -453,7 +452,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Everything that a record shows, except what is read by pages, and the digests of its indexed documents."""
+    """All that a record shows, except messages and items, which are read by pages; and digests of its documents."""
 
     shown: list[Piece]
     runs: list[Segment]
@@ -519,7 +518,7 @@ def whole(sql: Sql, one: Due) -> Whole:
     fields = state.fields if state else {}
     runs = [run for run in message_ranges.segments(one.record, fields) if run.start < run.stop]
     shown = [Piece(("field", b"", name), data, one.record) for name, data in fields.items() if name[:1] != b"#"]
-    # Most records have nothing else, so this one read is enough.
+    # Most records have only this, so one read is enough.
     if runs:
         first, rest = messages(sql, one, runs[0])
         shown += first

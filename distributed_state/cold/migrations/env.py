@@ -1,4 +1,4 @@
-"""Run migrations on the caller's connection and in its transaction. Law: this opens nothing itself."""
+"""Run migrations on the caller's connection and in its transaction. Law: no connection is opened here."""
 
 from __future__ import annotations
 
