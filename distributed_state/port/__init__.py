@@ -1,4 +1,4 @@
-"""The only way to the outside: Redis, clocks, threads, tasks. Law: the core awaits only a port.
+"""The interface to everything outside of the core: Redis, clocks, threads, tasks. Law: the core awaits only a port.
 
 `asyncio` and `blocking` hold the two implementations. The blocking one answers every await at once, so `finish` can run
 a coroutine of the core without an event loop.
@@ -40,14 +40,14 @@ class Signal(Protocol):
 
 
 class Job(Protocol):
-    """A thread or a task of the store's own."""
+    """A background thread or task of the store."""
 
     def ask(self) -> None:
         """Ask it to end."""
         ...
 
     async def stop(self) -> None:
-        """Ask it to end and wait until it has ended, for a limited time since it was first asked."""
+        """Ask it to end, and wait for that, up to a limit that counts from the first request."""
         ...
 
 
@@ -75,7 +75,7 @@ class Wire(Protocol):
 
 
 class Guard(Protocol):
-    """Ends the body of a `with` when a lease is lost, where the API can do that."""
+    """Interrupts the body of a `with` when a lease is lost, if the API can do that."""
 
     def interrupt(self) -> None:
         """End the body now, if possible."""
@@ -87,19 +87,19 @@ class Guard(Protocol):
 
 
 class Port(Protocol):
-    """Everything that the core may ask of the outside."""
+    """Everything outside of the core that it may use."""
 
     monotonic: Callable[[], float]
 
     @property
     def suspends(self) -> bool:
-        """Whether the caller may await something of its own."""
+        """Whether the caller runs in an event loop, so that user code may await."""
         ...
 
     def here(self) -> object:
         """Return the event loop of the caller's task, or None for blocking code: the callers that wait together.
 
-        Blocking code may hold a loop up, so it never waits for work that only a task of that loop can do.
+        Blocking code may block a loop, so it never waits for work that only a task of that loop can do.
         """
         ...
 
@@ -112,7 +112,7 @@ class Port(Protocol):
         ...
 
     def when_a_loop_ends(self, call: Callable[[object], None]) -> None:
-        """Call this with each event loop that has ended, and its tasks with it. `call` must not wait."""
+        """Call this function with each event loop that has ended together with its tasks. `call` must not wait."""
         ...
 
     @property
@@ -144,7 +144,7 @@ class Port(Protocol):
     def node_of(self, key: bytes) -> str:
         """Return the server that has this key now, as "host:port"; "" if embedded.
 
-        Raises WarmUnavailable if none has it.
+        Raises WarmUnavailable if no server has it.
         """
         ...
 
@@ -161,7 +161,7 @@ class Port(Protocol):
         ...
 
     async def lives_elsewhere(self, name: str, node: str) -> bool:
-        """Whether a server other than this one is a primary with this data id and was not replaced."""
+        """Whether another server is a primary with this data id and was not replaced."""
         ...
 
     async def relocate(self) -> None:
@@ -193,7 +193,7 @@ class Port(Protocol):
         ...
 
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
-        """Send commands to one server, whatever keys they name; otherwise like `exchange`."""
+        """Send commands to one server, independent of their keys; otherwise like `exchange`."""
         ...
 
     async def command(self, *words: Any) -> Any:
@@ -219,8 +219,8 @@ class Port(Protocol):
     async def apart(self, node: str, calls: Sequence[Call], behind: Sequence[Words]) -> list[Any]:
         """Call scripts, then send commands that may block, on a separate connection, so that no other caller waits.
 
-        The embedded server is not asked: it has nothing to wait for. An error reply is returned in its place. Raises
-        WarmUnavailable when no reply came.
+        Nothing is sent to the embedded server, which has nothing to wait for. An error reply is returned in its place.
+        Raises WarmUnavailable when no reply came.
         """
         ...
 
@@ -237,7 +237,7 @@ class Port(Protocol):
         ...
 
     async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Run a user's blocking code, for as long as it takes, without blocking other callers."""
+        """Run a user's blocking code, without a time limit and without blocking other callers."""
         ...
 
     async def complete(self, work: Awaitable[T]) -> T:

@@ -46,7 +46,7 @@ def _database(value: str) -> int:
 
 
 def _name(value: str) -> str:
-    # For an invalid name the server reports only that it was refused.
+    # For an invalid name the server reports only a refusal.
     if not _NAME.fullmatch(value):
         raise ValueError("it has no spaces, and letters of ASCII alone")
     return value
@@ -199,7 +199,8 @@ def read_address(url: str) -> Address:
     kind = "sentinel" if url.startswith(SENTINEL) else "cluster" if url.startswith(CLUSTER) else "plain"
     scheme, _, rest = url.partition("://")
     plain = scheme.partition("+")[0]
-    # The server names are parsed separately, as a URL has only one; the driver parses the rest as a plain URL.
+    # The server names are parsed separately, because a URL has only one host; the driver parses the rest as a plain
+    # URL.
     login, at, hosts = _NETLOC.match(rest)[0].rpartition("@")  # type: ignore[index]  # it matches nothing too
     behind = rest[len(login + at + hosts) :]
     seeds = _seeds(hosts, 26379 if kind == "sentinel" else 6379, kind) if plain != "unix" else ()
@@ -208,7 +209,7 @@ def read_address(url: str) -> Address:
         if "@" in parts.path + parts.fragment:
             raise ValueError
     except ValueError:
-        # Without the cause: if the password contains a slash, its text quotes a part of it.
+        # The error omits the cause, whose text quotes a part of the password if that contains a slash.
         raise ConfigurationError(f"url: {UNREADABLE}") from None
     service, database = _path(kind, parts.path) if plain != "unix" else ("", "")
     shown = ",".join(_shown(seed) for seed in seeds) if plain != "unix" else parts.path
@@ -252,7 +253,7 @@ def _shown(node: str) -> str:
 
 
 def _path(kind: str, path: str) -> tuple[str, str]:
-    """Return the service of the Sentinels, and the path of the database alone."""
+    """Return the name of the Sentinels' service, and the path that names the database."""
     if kind == "sentinel":
         found = _SERVICE.fullmatch(path)
         if found is None:

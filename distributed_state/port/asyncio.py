@@ -1,10 +1,10 @@
 """The port of tasks in an event loop: shared connections, and threads for blocking work. Law: it belongs to one loop.
 
 All tasks share one connection to a server (`Pipe`): the commands of one turn of the loop are sent in one write, and
-replies come back in the order of the commands. The reply of a cancelled caller is still read. When the order is in
-doubt, because a reply did not come in time, the connection is closed.
+replies come back in the order of the commands. The reply of a cancelled caller is still read. If a reply does not come
+in time, the connection is closed, because later replies could be mistaken for it.
 
-Blocking work runs in our own threads (`Pools`), never in asyncio's default pool, which a user's work may fill.
+Blocking work runs in threads of the store (`Pools`), never in asyncio's default pool, which a user's work may fill.
 
 Design: sections 16, 19.
 """
@@ -45,7 +45,7 @@ class Pools:
     def close(self) -> threading.Thread:
         """Accept no further work.
 
-        The returned thread ends when all SQL work has: the archive must outlive its connections.
+        The returned thread ends when all SQL work has ended: the archive must not be closed before.
         """
         self.handlers.shutdown(wait=False)
         self.looks.shutdown(wait=False)
@@ -64,7 +64,7 @@ GROUP = 16  # maximum number of commands in one write
 
 
 class _Gone:
-    """Stands in a stream for the transport that was taken from it."""
+    """Replaces the transport that was taken from a stream."""
 
     def is_closing(self) -> bool:
         """Return True, so that the stream has nothing left to close."""
@@ -96,8 +96,8 @@ class Taken(asyncio.Protocol):
 class Pipe(Taken):
     """Sends the commands of all tasks: those of one turn of the loop together, in writes of GROUP commands each.
 
-    With a single write, the server would be idle until the last task has made its command, and the tasks until the
-    server has answered all commands: they would take turns. In groups they work at the same time.
+    With a single write, server and tasks would take turns: the server would be idle until the last task has made its
+    command, and the tasks until the server has answered all commands. With groups they work at the same time.
 
     `lost` is called when the connection is lost; `late` for each second in which the longest-waiting caller got no
     reply. `life` is the data id under which the connection was made.
@@ -139,7 +139,7 @@ class Pipe(Taken):
             # Other tasks are sending too: commands of this turn of the loop are sent together.
             self._outgoing.append(packed)
             loop.call_soon(self._flush)  # one call for each group; finds nothing if the group was sent when full
-        elif not self._transport.is_closing():  # else connection_lost is on its way
+        elif not self._transport.is_closing():  # else connection_lost will be called
             self._transport.write(packed)
         self._waiting.append((waiting, len(commands), loop.time()))
         if not self._watched:
@@ -213,7 +213,7 @@ class Pipe(Taken):
             future, _, _ = self._waiting.popleft()
             if not future.done():
                 future.set_exception(driver.ConnectionError(f"connection lost: {error}"))
-                future.exception()  # marked as seen: its caller may be gone
+                future.exception()  # marked as seen: the caller may have been cancelled
 
 
 T = TypeVar("T")
@@ -279,7 +279,7 @@ class AsyncioPort(Router):
         account.add(began)
 
     def _late(self) -> None:
-        """A reply is late: check whether another server has the keys now; if so, this server is dropped."""
+        """Called when a reply is late: if another server has the keys now, drop this one."""
         with suppress(WarmUnavailable):  # closed meanwhile
             self._looking_late = self._looking_by(self._connections.late)
 
@@ -298,7 +298,7 @@ class AsyncioPort(Router):
                 refused = partial(self._refused, node)
                 pipe = Pipe(connection, self._connections.timeout, refused, self._topology.doubt, late, life)
                 pipes[node] = pipe
-                if self._closed:  # meanwhile; nothing else would close it
+                if self._closed:  # closed meanwhile; nothing else would close this connection
                     pipe.fail(driver.ConnectionError("closed"))
             return pipe
 
@@ -321,7 +321,7 @@ class AsyncioPort(Router):
             return []  # waiting for no reply would never end, and block all later callers
         if self._embedded is not None:
             answers = self._embedded.exchange(commands)
-            await asyncio.sleep(0)  # as while a real server works, the loop's other tasks get their turn
+            await asyncio.sleep(0)  # lets other tasks of the loop run, as a wait for a real server would
             return answers
         return await self._exchange_over(self._pipes, node, commands)
 
@@ -366,7 +366,7 @@ class AsyncioPort(Router):
         answers: dict[str, list[Any] | WarmUnavailable] = {}
         for node, part in found.items():
             if isinstance(part, StateError) and not isinstance(part, WarmUnavailable):
-                raise part  # here, as a task of the group would raise it inside an ExceptionGroup
+                raise part  # raised here, because a task of the group would raise it inside an ExceptionGroup
             answers[node] = part
         return answers
 
@@ -418,7 +418,7 @@ class AsyncioGuard:
 
     def leave(self, error: BaseException | None) -> bool:
         task = self._task
-        self._task = None  # later interruptions are too late
+        self._task = None  # later interruptions have no effect
         if not self._fired or task is None:
             return False
         ours = task.uncancel() <= self._before

@@ -1,9 +1,9 @@
 """Background threads of a store, users' coroutines that blocking code waits for, and signals.
 
-Law: a thread that is asked to end does so in its current wait or at the next one. A background thread keeps one event
-loop until it ends, because objects that a user's coroutine opens may be bound to the loop. Threads and tasks of any
-event loop can wait for a `SharedSignal`; setting one never blocks. A handler of an operating system signal only
-notifies, and the previous handler is restored.
+Law: a thread that is asked to end does so in its current or next wait. A background thread keeps one event loop until
+it ends, because objects that a user's coroutine opens may be bound to the loop. Threads and tasks of any event loop can
+wait for a `SharedSignal`; setting one never blocks. A handler of an operating system signal only notifies, and the
+previous handler is restored.
 
 Design: sections 16, 27.
 """
@@ -28,7 +28,7 @@ from distributed_state.port import bodies
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 JOINED = 10.0  # seconds to wait for a job that is asked to end
-CUT = 9.5  # seconds after which waits for Redis end: earlier than waits for SQL, which are given up last
+CUT = 9.5  # seconds after which waits for Redis end; waits for SQL may take longer
 REPLICA: ContextVar[str] = ContextVar("distributed_state_replica", default="")
 """The replica of the store that began the present job; "" outside of any."""
 
@@ -37,7 +37,10 @@ _kept = threading.local()
 
 
 def run_users(work: Awaitable[T], *, lasting: bool) -> T:
-    """Wait for it in the caller's context. `lasting`: on the loop that this thread keeps until `close_loop`."""
+    """Run a user's coroutine in the caller's context.
+
+    `lasting`: on the loop that this thread keeps until `close_loop`.
+    """
 
     async def whole() -> T:
         return await work
@@ -106,11 +109,11 @@ def end_if_stopped() -> None:
 
 
 async def join(thread: threading.Thread, seconds: float) -> None:
-    """Wait for a thread to end; if the caller is a task, its loop goes on meanwhile."""
+    """Wait for a thread to end; if the caller is a task, its loop continues meanwhile."""
     if bodies.loop() is None:
         thread.join(max(0.0, seconds))
         return
-    # Not in a thread of asyncio's own pool, which the user's work may fill.
+    # asyncio's own thread pool is not used, because the user's work may fill it.
     end = time.monotonic() + seconds
     pause = 0.001
     while thread.is_alive() and time.monotonic() < end:
@@ -141,7 +144,7 @@ class BlockingJob:
         self._job = job
         self._end = threading.Event()
         self._dozes: threading.Lock | None = None  # the lock it waits for
-        self._until = math.inf  # when `stop` gives up waiting, once it was asked to end
+        self._until = math.inf  # when `stop` stops waiting, after it asked the thread to end
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -196,7 +199,7 @@ HAS_RELOAD = hasattr(signal, "SIGHUP")  # not so on Windows
 
 @contextmanager
 def listening(handlers: Mapping[str, Callable[[], Any]]) -> Iterator[bool]:
-    """Call these by signal name until `with` ends. Yields False outside the main thread, which alone gets signals."""
+    """Call these functions for signals, by name, until `with` ends. Yields False outside the main thread."""
     ours = threading.current_thread() is threading.main_thread()
     before: dict[int, Any] = {}
     try:
@@ -302,7 +305,10 @@ class Exclusive:
         self._free: SharedSignal | None = None  # set when the present holder is done
 
     async def take(self, *, unless: bool) -> bool:
-        """Take it when it is free. With `unless`, or where waiting is impossible, return False if it is not."""
+        """Take the lock when it is free.
+
+        With `unless`, or where the caller cannot wait, return False if it is not free.
+        """
         while True:
             with self._mutex:
                 free = self._free

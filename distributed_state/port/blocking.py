@@ -1,7 +1,7 @@
 """The port of blocking code. Law: no await here ever suspends, so the core runs in one step.
 
 Each caller takes a connection of its own. Work that Ctrl-C must not interrupt runs to its end in a thread
-(`UninterruptibleThread`), whether or not the caller still waits for it.
+(`UninterruptibleThread`), even if the caller no longer waits for it.
 
 Design: sections 16, 19.
 """
@@ -114,10 +114,10 @@ class BlockingPort(Router):
         # `_made`: all, including links and connections in their handshake. `_used`: those with their server's data id.
         self._made: dict[str, weakref.WeakSet[Socket]] = defaultdict(weakref.WeakSet)
         self._used: dict[str, weakref.WeakSet[Socket]] = defaultdict(weakref.WeakSet)
-        self._connecting = threading.Lock()  # a set that grows cannot be iterated over
+        self._connecting = threading.Lock()  # guards `_made`, which cannot be iterated over while it grows
         self.closed = False
         self._is_cut = False
-        self._parting: Waited | None = None  # of the closing call, which connects even after the cut
+        self._parting: Waited | None = None  # the account of the closing call, which may connect even after the cut
         self._uninterruptible = UninterruptibleThread()
         connections.used(self._gone)
 
@@ -149,10 +149,10 @@ class BlockingPort(Router):
             socket.shut()
 
     def cut(self, parting: Waited | None) -> None:
-        """End every wait for a reply, in every thread, for good. Only the closing call may connect again."""
+        """End every wait for a reply in all threads, now and later. Only the closing call may connect again."""
         self._parting, self._is_cut = parting, True
         for free in list(self._free.values()):
-            self._close_free(free)  # no caller waits there; left in the stack, they would fail their next user
+            self._close_free(free)  # no caller waits on these; left in the stack, they would fail for their next user
         with self._connecting:
             sockets = {socket for kept in (self._made, self._used) for node in kept.values() for socket in node}
         for socket in sockets:
@@ -211,7 +211,7 @@ class BlockingPort(Router):
         try:
             return free.pop()
         except IndexError:
-            pass  # raised below, so that an error does not seem to come from this one
+            pass  # connected below, so that a later error does not show this one as its context
         socket = self._connect(node, partial(self._refused, node), seconds)
         with self._connecting:
             self._used[node].add(socket)
@@ -233,7 +233,7 @@ class BlockingPort(Router):
             raise
 
     def _is_over(self) -> bool:
-        """Whether the caller must not wait any longer: all were cut except the closing call."""
+        """Whether the caller must not wait any longer, because `cut` was called and this is not the closing call."""
         return self._is_cut and (self._parting is None or waited.present() is not self._parting)
 
     def _close_free(self, free: list[Socket]) -> None:
@@ -249,7 +249,7 @@ class BlockingPort(Router):
             free.append(socket)
 
     async def exchange_apart(self, node: str, commands: Sequence[Words]) -> list[Any]:
-        return await self.exchange_with(node, commands)  # this caller alone uses the connection
+        return await self.exchange_with(node, commands)  # only this caller uses the connection
 
     async def exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
         """Send to all servers, then read, so that the servers work in parallel."""
@@ -280,7 +280,7 @@ class BlockingPort(Router):
                         self._put_back(self._free[node], socket)
         except BaseException:
             for _, socket in sent:
-                socket.close()  # its replies are still to come, and would be mistaken for others
+                socket.close()  # replies that are still missing would be mistaken for later ones
             raise
         finally:
             if account is not None:

@@ -1,14 +1,14 @@
-"""Finds out who calls, and whether the body of a `with` still runs. Law: the end of a body is always noticed.
+"""Finds out which task or thread calls, and whether the body of a `with` still runs. Law: the end of a body is noticed.
 
 A caller is a task of an event loop, or blocking code; a port that serves both checks here at each call. A running loop
-in this thread proves nothing: a coroutine may call a blocking method, which must not suspend, and the loop waits until
-it has returned.
+in this thread does not prove that the caller is a task: a coroutine may call a blocking method, which must not suspend
+and blocks the loop until it has returned.
 
-A signal handler may raise at any moment: before the first line of `__enter__`, after its last one, in place of
-`__exit__`. So no code of ours is certain to run at the end. But the statement looks up `__exit__` before it calls
-`__enter__`, and drops its reference after it has called `__exit__`, or when its frame ends. An object that is made for
-this look-up, and referenced nowhere else, lives exactly as long as the body. It is a `partial`, which is called without
-a frame: a traceback keeps the frames that it shows, and with them the objects that they hold.
+A signal handler may raise at any moment: before the first line of `__enter__`, after its last one, or in place of
+`__exit__`. So it is not certain that `__exit__` runs at the end. But the `with` statement looks up `__exit__` before it
+calls `__enter__`, and drops its reference after it has called `__exit__`, or when its frame ends. An object that is
+made for this look-up, and referenced nowhere else, lives exactly as long as the body. The object is a `partial`,
+because its call has no frame: a traceback would keep the frame, and the object with it.
 
 Design: sections 8, 16.
 """
@@ -29,11 +29,11 @@ from distributed_state.port.waited import one_call
 
 
 class _Here(threading.local):
-    held_up: asyncio.AbstractEventLoop | None = None  # blocked by blocking code that runs now
+    held_up: asyncio.AbstractEventLoop | None = None  # the loop that is blocked by blocking code now
 
 
 _here = _Here()
-# The loop of this thread, or None. The public function raises then, which takes as long as a hot read.
+# The loop of this thread, or None. The public function raises instead, which takes as long as a hot read.
 running = asyncio._get_running_loop  # noqa: SLF001 - documented for implementers of event loops
 
 
@@ -91,14 +91,14 @@ def _nobody() -> object:
 
 
 class Body:
-    """Knows whether the `with` for which something is held still runs. If entered by hand, it counts as running."""
+    """Whether the `with` that holds a resource still runs. A body that was entered by hand counts as running."""
 
     def __init__(self) -> None:
         self._offered: Token = _nobody
         self.token: Token | None = None
 
     def offer(self, token: Token) -> None:
-        """Announce that a `with` may be about to enter; its body is over when the token is dead."""
+        """Note that a `with` looked up `__exit__` and may enter; its body has ended when the token is dead."""
         self._offered = token
 
     def begin(self) -> None:
@@ -116,7 +116,7 @@ class Body:
 
     @property
     def there(self) -> bool:
-        """Whether the body is not over."""
+        """Whether the body has not ended."""
         if self.token is None:
             return True
         found = self.token()
@@ -124,7 +124,7 @@ class Body:
         return found is not None and (not inspect.iscoroutine(found) or found.cr_frame is not None)
 
     def held_by(self, owner: object) -> bool:
-        """Whether the body is not over, and the task or thread that entered it still exists.
+        """Whether the body has not ended, and the task or thread that entered it still exists.
 
         A `with` may outlive its thread: in a generator that another thread continues. FastAPI has such dependencies.
         """
@@ -170,6 +170,6 @@ def _begin(
     """Begin to leave; the statement drops its reference to `leave` before it awaits the result."""
     work = leave(holder, *error)
     if body.token is tokens[0]:
-        # From here on the body is over when this coroutine is. An assignment, not a call, so it cannot be interrupted.
+        # From here on the body ends when this coroutine does. An assignment cannot be interrupted; a call could.
         body.token = ref(work)
     return work

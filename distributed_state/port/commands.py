@@ -1,9 +1,9 @@
 """Commands as bytes, Lua scripts as commands, and error replies.
 
-Law: this is the only module that encodes words, and that translates errors of servers and of the driver into ours.
+Law: only this module encodes words, and translates errors of servers and the driver into those of the package.
 
-hiredis can encode commands as well. It asks a number for its text and does not check the result: a signal handler that
-raised meanwhile, or an integer too long to be written, ended the interpreter (SIGSEGV in `pack_command`).
+hiredis can encode commands too, but it does not check the result of converting a number to text: a signal handler that
+raised meanwhile, or an integer too long to be written, crashed the interpreter (SIGSEGV in `pack_command`).
 
 The text of a script that is sent to a server is its file with its includes and its constants.
 
@@ -47,7 +47,10 @@ class ReplyError(Exception):
 
 
 def translate(error: BaseException, place: str) -> StateError:
-    """Translate an error of the server or of the driver into ours. `place` is the server without its password."""
+    """Translate an error of the server or of the driver into one of the package.
+
+    `place` is the server without its password.
+    """
     if isinstance(error, StateError):
         return error
     text = str(error)

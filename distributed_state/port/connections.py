@@ -1,4 +1,4 @@
-"""Connections to Redis, up to where they are ready for commands. Law: the driver makes the handshake, we do the rest.
+"""Connects to Redis. Law: the driver only makes the handshake.
 
 redis-py handles TLS, user and password, which may rotate, the database and CLIENT SETINFO. Every connection speaks
 RESP2 and never retries by itself.
@@ -45,7 +45,7 @@ Credentials = Callable[[], tuple[str, str]]
 class _Asked(CredentialProvider):
     """A user's function that is asked for user and password at each connection, so that tokens may rotate.
 
-    Any exception of it becomes WarmUnavailable: background jobs must continue and try again.
+    Any exception of the function becomes WarmUnavailable, so that background jobs continue and try again.
     """
 
     def __init__(self, ask: Credentials, place: str) -> None:
@@ -189,7 +189,7 @@ class Connections:
     def _require_primary(self, node: str, role: Any) -> None:
         """Raise an error unless the server is a primary.
 
-        Sentinels name one before it knows of its promotion, and after its demotion.
+        Sentinels name a server as primary before it knows of its promotion, and after its demotion.
         """
         if isinstance(role, Exception):
             raise translate(role, self.place) from role
@@ -210,7 +210,7 @@ class Connections:
         """Register a port: `drop` is called, by any thread, with each server that is no longer used."""
         self.topology.on_gone(drop)
         if self._watch is not None and self.topology.only is not None:
-            self._watch.begin()  # another port looked, and may have been closed since
+            self._watch.begin()  # the port that looked may have been closed since
 
     def unused(self, drop: Callable[[str], None]) -> None:
         """Unregister a port that is closed."""
@@ -222,7 +222,8 @@ class Connections:
         if self._watch is not None:
             self._watch.inherited()
         self.unused(drop)
-        # So that the first command looks, and this process is notified of switches as its parent is.
+        # The first command looks again and starts the watch, so that this process is notified of switches like its
+        # parent.
         self.topology.inherited()
 
     def look(self, seconds: float = math.inf) -> None:
@@ -231,7 +232,7 @@ class Connections:
         if self._watch is not None:
             self._watch.begin()
             if not self.topology.is_used:
-                self._watch.end()  # it was closed during this look
+                self._watch.end()  # the last port was closed during this look
 
     def sentinels(self) -> list[SentinelAnswer]:
         """Return the answer of each Sentinel, asked one after the other; empty unless the URL names Sentinels."""
@@ -252,7 +253,7 @@ class Connections:
         return threads(count)
 
     def late(self, seconds: float = math.inf) -> None:
-        """Check, as a reply is late, whether another server has the keys now; if so, drop this one."""
+        """Called when a reply is late: if another server has the keys now, drop this one."""
         self.topology.doubt()
         try:
             self.look(seconds)

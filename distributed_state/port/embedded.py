@@ -37,7 +37,7 @@ class EmbeddedServer:
                 "the embedded server needs fakeredis 2.40, and the one installed is built differently: "
                 f"pip install 'fakeredis[lua]==2.40.*', or give the url of a server ({error})"
             ) from error
-        self.fake = FakeServer(version=(7,))  # fakeredis' own, for tests that look into it
+        self.fake = FakeServer(version=(7,))  # fakeredis' server, for tests that inspect it
         self._client = EmbeddedClient
         self._free: list[EmbeddedClient] = []
         self._outbox: deque[tuple[EmbeddedSubscription, Any]] = deque()
@@ -51,7 +51,7 @@ class EmbeddedServer:
             client = self._free.pop()
         except IndexError:
             client = self._client(self.fake)
-        # A client that was interrupted is not put back.
+        # A client that was interrupted is not reused.
         answers = client.answers(encoded)
         self._free.append(client)
         if self._outbox:
@@ -71,8 +71,8 @@ class EmbeddedServer:
 
     def deliver(self) -> None:
         """Deliver all published messages, one thread at a time, so that every subscriber gets them in order."""
-        # Checked again after each round: another thread may have added a message and left, seeing us at work. A message
-        # that is published by `deliver` itself is left to the round in which it runs.
+        # Checked again after each round: another thread may have added a message and returned, because this one
+        # delivers. A message that a subscriber publishes during the delivery is delivered by the round under way.
         while self._outbox and self._delivering.acquire(blocking=False):
             try:
                 while self._outbox:
@@ -113,12 +113,12 @@ class EmbeddedSubscription:
             message = [b"error", str(message).encode()]
         try:
             self._deliver(message if isinstance(message, list) else [message])
-        except Exception as error:  # noqa: BLE001 - the publisher did its work, and is not to blame
+        except Exception as error:  # noqa: BLE001 - the error is the subscriber's, not the publisher's
             log.error("a subscription ended: its reader failed with %r", error)
             self.close()
 
     def close(self) -> None:
-        """Deliver nothing further, not even messages that are on their way."""
+        """Deliver no further messages, not even those under way."""
         with self._posting:
             if not self._closed:
                 self._closed = True

@@ -1,8 +1,8 @@
 """A client of fakeredis that is called, not connected. Law: only this module uses private names of fakeredis.
 
-fakeredis offers only redis-py's connections, which write each command as RESP for it to parse again. Below them, one
-method takes the words of a command (`_process_command`), and another the reply (`put_response`); a third makes an error
-(`_decode_error`), as redis-py does: without the word that says its kind.
+fakeredis offers only redis-py's connections, which write each command as RESP for it to parse again. Below them,
+`_process_command` takes the words of a command, `put_response` takes the reply, and `_decode_error` makes an error,
+like redis-py without the first word, which is its kind.
 
 Imported only where a store is embedded, as it takes a quarter of a second.
 
@@ -33,7 +33,7 @@ class EmbeddedClient(FakeSocket):
     """Serves one caller at a time. It holds the server's lock during a command, so each is atomic."""
 
     def __init__(self, server: FakeServer, hear: Callable[[Any], None] | None = None) -> None:
-        """Make a client whose replies and received messages go to `hear` if that is given."""
+        """Make a client; `hear`, if given, gets its replies and received messages."""
         super().__init__(server, db=0, client_class=EmbeddedClient)
         self._answers: list[Any] = []
         self._hear = hear

@@ -76,11 +76,11 @@ _LETTERS = 12
 
 
 EMBEDDED = Life("embedded", "embedded", True)
-UNKNOWN = Life("", "", True)  # of a server that does not let us ask: only a complete loss is noticed
+UNKNOWN = Life("", "", True)  # of a server that refuses INFO: only a complete loss is noticed
 
 
 def read(answer: Any) -> Life:
-    """Parse the reply to `INFO`, or raise the error that it is."""
+    """Parse the reply to `INFO`, or raise it if it is an error."""
     if isinstance(answer, Exception):
         if str(answer).startswith("NOPERM"):
             log.warning("the user lacks the right to INFO, so that older data of Redis would not be noticed")
@@ -89,6 +89,6 @@ def read(answer: Any) -> Life:
     text = answer.decode() if isinstance(answer, bytes) else str(answer)
     facts = dict(line.partition(":")[::2] for line in text.splitlines())
     former = facts.get("master_replid2", _NOBODY).replace(_NOBODY, "")
-    # A part of each is enough, of 160 random bits; every script reads and compares them.
+    # A part of each, of 160 random bits, is enough; every script reads and compares them.
     names = (facts.get("master_replid", "")[:_LETTERS], facts.get("run_id", "")[:_LETTERS])
     return Life(*names, facts.get("role", "master") == "master", former[:_LETTERS])

@@ -2,8 +2,8 @@
 
 Each server has a script cache of its own, which is empty after a restart, a failover and SCRIPT FLUSH: it may know the
 second script of an exchange and not the first. Law: each script runs after all earlier scripts of its exchange for the
-same server. A script that ran too early is sent again after those whose text the server needed; so every script that is
-sent with others may be repeated.
+same server. If the server did not know an earlier script, the later ones ran too early, and are sent again after it; so
+every script that is sent with others may run twice.
 
 Design: sections 4, 19.
 """
@@ -82,15 +82,17 @@ class Router:
 
     async def lives_elsewhere(self, name: str, node: str) -> bool:
         if not self.is_cluster:
-            return False  # no slots move: another server with that data id was replaced, and does not know it yet
+            return (
+                False  # slots do not move here: another server with that data id was replaced, and does not know it yet
+            )
         lives = False
         for other in sorted({*self.nodes(), *self._connections.lives} - {node}):
             try:
                 life = await self.life_of(other)
             except StateError:
-                continue  # it is down, and cannot answer
+                continue  # this server is down
             if life.follows(name):
-                return False  # its replica was promoted, perhaps with older data
+                return False  # the server's replica was promoted, perhaps with older data
             lives = lives or life.name == name
         return lives
 
@@ -114,7 +116,7 @@ class Router:
                 # connection.
                 self._topology.drop(node)
         elif self._topology.only is not None:
-            # A plain address that is a server of a cluster, and was not allowed to report it.
+            # A plain address can be a server of a cluster that was not allowed to report this.
             if self._topology.unix:
                 return ReplyError(ONE_OF_A_CLUSTER)
             self._redirected(error, self._topology.only)
@@ -127,7 +129,7 @@ class Router:
         if topology.only is not None:
             return await self.exchange_with(topology.only, commands)
         if len(commands) == 1:
-            # The short way, nearly always taken.
+            # The fast path, nearly always taken.
             node = self._node_for(commands[0])
             answers = await self.exchange_with(node, commands)
             if not isinstance(answers[0], ReplyError) or answers[0].word not in _REDIRECTED:
@@ -176,7 +178,7 @@ class Router:
         """Return a command for its owner, or for the server `once` to which its slot is moving."""
         if not once:
             return (words,)
-        # Until the slot is handed over, its data has the data id of its owner.
+        # Until the slot has moved, its data has the data id of its owner.
         return _ASKING, filled(words, self.known_life(self._node_for(words)))
 
     def _redirected(self, answer: ReplyError, node: str) -> str:
@@ -220,7 +222,7 @@ class Router:
     async def scripts(self, calls: Sequence[Call]) -> list[Any]:
         words = [script.call(keys, arguments) for script, keys, arguments in calls]
         answers = await self._together(words)
-        # Repeatedly, as the cache may be emptied meanwhile; each time the first unknown script is done.
+        # Repeated, because the cache may be emptied meanwhile; each time the first unknown script is executed.
         while again := self._again(calls, words, answers):
             for at, answer in zip(again, await self._together(list(again.values())), strict=True):
                 answers[at] = answer
@@ -230,7 +232,7 @@ class Router:
         words = [script.call(keys, arguments) for script, keys, arguments in calls]
         answers = await self.exchange_apart(node, [*words, *behind])
         if any(isinstance(answer, ReplyError) and answer.word == "NOSCRIPT" for answer in answers):
-            # Together, as they are one question: the commands after the scripts wait for all of them.
+            # Sent together, because the commands after the scripts wait for all of them.
             words = [script.first_call(each) for (script, _, _), each in zip(calls, words, strict=True)]
             answers = await self.exchange_apart(node, [*words, *behind])
         for answer in answers:

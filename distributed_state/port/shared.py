@@ -1,4 +1,4 @@
-"""The port of a store, for blocking code and the tasks of any event loop. Law: only a caller's own work suspends.
+"""The port of a store, for blocking code and the tasks of any event loop. Law: a call suspends only its own task.
 
 The store's background work runs in threads, so it outlives every loop. A task exchanges with Redis over a connection of
 its own loop; tasks and threads can wait for each other's results.
@@ -61,7 +61,7 @@ class SharedPort(BlockingPort):
             self.closed = True
         self.ask_all()
         for loop, port in list(self._loops.items()):
-            port.forget()  # at once: a loop that is not running closes its connections when it ends
+            port.forget()  # at once, because a loop that is not running closes its connections only when it ends
             if loop is bodies.running() or loop.is_closed():
                 self._part(loop)
             else:
@@ -85,7 +85,7 @@ class SharedPort(BlockingPort):
         for port in ports:
             port.abandon()
         for loop in list(self._keepers):
-            self._part(loop)  # so that it does not ask the parent's loop to end it
+            self._part(loop)  # closed here, so that the parent's loop is not used for it
 
     # The calling event loops
 
@@ -96,12 +96,12 @@ class SharedPort(BlockingPort):
 
     def _meet(self, loop: asyncio.AbstractEventLoop) -> AsyncioPort:
         for ended in [each for each in list(self._loops) if each.is_closed()]:
-            self._part(ended)  # it was closed without shutting its generators down
+            self._part(ended)  # the loop was closed without shutting down its generators
         with self._meeting:
             if self.closed:
                 raise WarmUnavailable(f"{self._place}: the store was closed meanwhile")
             port = self._loops[loop] = AsyncioPort(self._connections, self._pools)
-        # A loop that ends closes its generators after all its tasks: until then, tasks can release their locks.
+        # A loop that ends closes its generators after its tasks, so tasks can release their locks until then.
         keeper = self._keepers[loop] = self._keep(loop)
         with suppress(StopIteration):
             keeper.asend(None).send(None)
@@ -194,7 +194,7 @@ class SharedPort(BlockingPort):
         loop = bodies.loop()
         if loop is None:
             return await super().shield(work)
-        # Not in a task: the waiter may be blocking code that blocks this loop.
+        # Run in a thread, because a caller that waits for it may be blocking code that blocks this loop.
         try:
             found = loop.run_in_executor(pool, copy_context().run, finish, work)
         except RuntimeError as error:
@@ -223,7 +223,7 @@ class SharedPort(BlockingPort):
                 # A job that waits for a server which does not answer cannot notice that it is to end.
                 account, now = waited.present(), time.monotonic()
                 left = self._limits.total - (account.seconds(now) if account is not None else 0.0)
-                # Not at the time when jobs that wait for SQL are given up: that would cut the last commands to Redis.
+                # This is before the end of waits for SQL, so that the last commands to Redis are not cut.
                 self._cutting = threading.Timer(max(0.0, min(left, CUT)), self._give_up, (account, now))
                 self._cutting.daemon = True
                 self._cutting.start()

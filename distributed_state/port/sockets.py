@@ -1,6 +1,6 @@
-"""A connection that one thread uses at a time. Law: unless all its replies were read whole, it is closed.
+"""A connection that one thread uses at a time. Law: it is closed unless all its replies were read completely.
 
-A half-read connection would give its next user the reply to somebody else's command.
+Otherwise its next user would get the reply to another caller's command.
 
 Design: section 19.
 """
@@ -32,7 +32,7 @@ _SHORTEST = 0.001  # seconds; a timeout of 0 would mean no timeout
 
 
 def nothing(*_: float) -> None:
-    """Ignore a late reply, where no other server could give it."""
+    """Ignore a late reply: the default where no other server could have the keys."""
 
 
 def reader(make_error: Callable[[str], Exception]) -> Any:

@@ -1,7 +1,8 @@
 """Which server has which key now: the only one, the one that Sentinels name, or one of a cluster's primaries.
 
-Law: a server's report about itself is not enough. A primary that was cut off with its Sentinel or part of a cluster
-still calls itself a primary, so all are asked, and the highest config epoch decides; a lower one never replaces it.
+Law: a server's report about itself is not enough. A primary that was cut off, together with its Sentinel or a part of
+its cluster, still reports that it is a primary. So all servers are asked, and the report with the highest config epoch
+decides; a lower epoch never replaces it.
 
 One object for all connections of a store, in any thread or event loop. Asking blocks, so an event loop uses a thread.
 Each Sentinel also has a thread that listens to it (`SentinelWatch`): a client whose connections stay open to a primary
@@ -36,17 +37,17 @@ from distributed_state.port.sockets import Socket
 
 log = logging.getLogger(__name__)
 SLOTS = 16384
-# How a server reports that it is not of the kind that the URL names, and how to correct the URL.
+# The errors of a server that is not of the URL's kind, and how to correct the URL.
 _NOT_OF_THIS = ("unknown command", "cluster support disabled")
 _OF_ANOTHER_KIND = {
     "sentinel": "what answers there is no Sentinel: a server itself is redis://, one of a cluster redis+cluster://",
     "cluster": "what answers there is no server of a cluster: one that stands alone is redis://, one that Sentinels "
     "watch redis+sentinel://",
 }
-_QUICK = 1.0  # seconds for a server to report what it knows of the others
-_GRACE = 0.1  # seconds more, for the other servers, when most have answered
+_QUICK = 1.0  # seconds for a server to report the other servers
+_GRACE = 0.1  # further seconds for the remaining servers when most have answered
 _PAUSE = 0.05  # seconds between two looks
-_LONGEST = 60.0  # seconds to wait at most until another thread's look is over
+_LONGEST = 60.0  # maximum seconds to wait for another thread's look
 _SHORTEST = 0.01
 _OFTEN = 1.0  # seconds between looks whose only reason is a slot that moved
 _EVERY = 1.0  # seconds between two attempts to reach a server that is down
@@ -182,7 +183,7 @@ class Topology:
             slots[slot] = node
             self._known.add(node)
             self._has(slots)
-            # One slot that moved is rarely the only one; but during resharding every look is out of date at once.
+            # If one slot moved, others probably did; but during resharding the result of a look is soon outdated.
             self.doubted = self.doubted or time.monotonic() - self._looked > _OFTEN
 
     def look(self, seconds: float = math.inf) -> None:
@@ -195,19 +196,20 @@ class Topology:
             raise WarmUnavailable(f"{self._where.place}: the server that has the keys is not known yet")
         try:
             if not self.doubted:
-                return  # another thread looked while we waited
+                return  # another thread looked meanwhile
             self._seconds = max(_SHORTEST, seconds - (time.monotonic() - began))
             left = self._looked + _PAUSE - time.monotonic()
             if left > 0:
                 time.sleep(left)
             before = self.nodes()
-            # Set before looking: other callers continue with the known locations; their new doubts cause another look.
+            # Set before looking: other callers continue with the known locations, and a new doubt causes another look.
             self.doubted = not before
             try:
                 self._find_out()
                 self.doubted = self.doubted and bool(before)
             except StateError as error:
-                # The servers that could answer are down. The known locations may still be true, or redirect us.
+                # The servers that could answer are down. The known locations may still be right, or answer with
+                # redirections.
                 if not before or not isinstance(error, WarmUnavailable):
                     self.doubted = True
                     raise
@@ -282,11 +284,11 @@ class Topology:
             self._has(owners)
 
     def _look_at_sentinels(self) -> None:
-        """Ask all: a Sentinel that was cut off with the old primary still names it, under an older epoch."""
+        """Ask all Sentinels: one that was cut off with the old primary still names it, with an older epoch."""
         service = self._where.service
         named: list[tuple[int, str]] = []
-        # Two questions: in its answer to the first, the Sentinel that leads a failover gives the new epoch with the old
-        # primary until all replicas follow the new one, which may take minutes.
+        # Each is asked two questions: in its answer to the first, the Sentinel that leads a failover gives the new
+        # epoch with the old primary until all replicas follow the new one, which may take minutes.
         asked = [(b"SENTINEL", word, service.encode()) for word in (b"MASTER", b"GET-MASTER-ADDR-BY-NAME")]
         answers = self._ask_all(self._where.seeds, *asked, sentinel=True)
         for said, (host, port) in answers.values():
@@ -305,11 +307,11 @@ class Topology:
         answers: dict[str, Any] = {}
         last: StateError = WarmUnavailable(f"{self._where.place}: no server to ask")
         pool = self._executor(min(len(asked), 16))
-        quick = min(_QUICK, self._timeout, self._seconds / 2)  # it may take twice that
+        quick = min(_QUICK, self._timeout, self._seconds / 2)  # the look may take twice that
         try:
             ask = partial(self._ask, timeout=quick, sentinel=sentinel)
             waiting = {pool.submit(ask, each, *commands): each for each in asked}
-            # Not for all: one silent server would delay callers that need keys of the others.
+            # Not all answers are awaited: one silent server would delay callers that need keys of the others.
             while waiting:
                 enough = 2 * len(answers) > len(asked)
                 done, _ = wait(waiting, timeout=_GRACE if enough else 2 * quick, return_when=FIRST_COMPLETED)
@@ -330,7 +332,7 @@ class Topology:
 
 
 def with_host(node: str, asked: str) -> str:
-    """Return the server that another one, or itself, named; without a host it is the one that was asked."""
+    """Return the server that an answer names; without a host it is the server that was asked."""
     host, port = host_and_port(node)
     return node_name(host if host not in ("", "?") else host_and_port(asked)[0], port)
 
@@ -415,8 +417,8 @@ def ask_sentinel(node: str, service: str, ask: Callable[..., list[Any]]) -> Sent
 class SentinelWatch:
     """Threads that listen to Sentinels while they are needed.
 
-    `connect` makes a connection to one of them, with a timeout of a second for each answer; `heard` is called, in such
-    a thread, whenever the service may have another primary.
+    `connect` makes a connection to one of them, with a timeout of a second for each answer. The threads call `heard`
+    whenever the service may have another primary.
     """
 
     def __init__(
@@ -511,6 +513,6 @@ class _Listener(threading.Thread):
     def _understand(self, message: Any) -> None:
         if isinstance(message, ReplyError):
             log.warning("Sentinel %s refuses the subscription to changes of the primary: %s", self._seed, message)
-        # Earlier messages are lost, so it looks when it is subscribed.
+        # Messages before the subscription were missed, so a look follows it.
         elif message[0] == b"subscribe" or (message[0] == b"message" and self._service in message[2].split(b" ")):
             self._look()

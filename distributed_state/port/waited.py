@@ -1,18 +1,18 @@
-"""How long one call waits for a Redis that does not answer. Law: the whole call has one limit, whatever it asks.
+"""How long one call waits for a Redis that does not answer. Law: the whole call has one limit for all its requests.
 
-The limit is `retry_for`. A call of the public API enters here (`bounded`, or `call`), and everything that it calls uses
-the same account: the port waits for a reply only for the time that is left, and retries stop when none is. Only time in
-which Redis did not answer counts. Time in which it answers is credited, second for second: an archive of a thousand
-conversations may meet several outages, each shorter than the limit.
+The limit is `retry_for`. A call of the public API opens an account here (`bounded`, or `call`), which everything that
+it calls uses: the port waits for a reply only for the time that is left, and retries stop when no time is left. Only
+time in which Redis did not answer counts. Time in which it answers is credited, second for second, so that a long call
+may survive several outages that are each shorter than the limit.
 
 *Earlier, each command had its own limit, which began after a first attempt of `timeout`: a call with several commands
 took 20 to 30 s where 10 were promised.*
 
-Time in which a call waits for other calls before it asks, for example for room in memory, counts as well (`queued`). A
-call that waited for one which Redis did not answer (`unanswered`) has waited for the same servers.
+Time in which a call queues before its request, for example for room in memory, counts as well (`queued`). If a call
+ahead of it got no answer from Redis (`unanswered`), it has waited for the same servers.
 
-*Earlier, 200 reads of a service took 20 s while Redis did not answer, 200 exports 31: each had its own limit, which
-began with its turn.*
+*Earlier, while Redis did not answer, 200 reads of a service took 20 s and 200 exports 31 s: each call had its own
+limit, which began when the call had queued.*
 
 Design: section 5.
 """
@@ -34,7 +34,7 @@ C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 _ENTRANCES = ("__aenter__", "__aexit__", "__anext__")
-_GRACE = 0.25  # seconds for a server that was not asked yet when others have used up the limit
+_GRACE = 0.25  # seconds for a server that was not asked before others used up the limit
 _HARDLY = 0.005  # seconds: too short for any server to answer
 
 
@@ -47,7 +47,7 @@ class Limits(NamedTuple):
 
 
 class Waited:
-    """How long one call has waited for Redis without a reply. `silent`: the servers that did not answer."""
+    """How long one call has waited for Redis without a reply. `silent`: servers that did not answer."""
 
     __slots__ = ("_seconds", "_until", "over", "silent")
 
