@@ -25,14 +25,14 @@ local patience_ms, grace_ms, seize = ARGV[7], ARGV[8], ARGV[9]
 -- @include same_data
 if not current then return {'uninitialised'} end
 local epoch = current
--- By its order, because an offer of the lock changes the deadline in the member.
+-- Removed by its order, because an offer of the lock changes the deadline in the member.
 if order ~= '' then redis.call('ZREMRANGEBYSCORE', wait, order, order) end
 -- @include queue_head
 
 local held = redis.call('GET', lock)
--- A lock of another epoch was granted before Redis lost something: it is not valid any longer.
+-- A lock of another epoch was granted before Redis lost data, and is no longer valid.
 if held and not string.find(held, '@' .. epoch .. ':', 1, true) then held = false end
--- The answer of an earlier call was lost: the lock is the caller's already.
+-- The answer of an earlier call was lost: the caller has the lock already.
 if held and string.sub(held, -#holder - 1) == ':' .. holder then
   redis.call('PEXPIRE', lock, ttl_ms)
   return {'ok', held, epoch, redis.call('HGET', record, '#v') or '0'}
@@ -51,7 +51,7 @@ if seized or not held and (not head[1] or (order ~= '' and tonumber(order) < ton
 end
 local left = redis.call('PTTL', lock)
 if not held then
-  -- The lock is free, but not for this caller: it ended without a release, which wakes nobody, or the waiter that was woken
+  -- The lock is free, but not for this caller: it ended without a release, which wakes no waiter, or the woken waiter
   -- has not come yet.
   local by = format('%d', now_ms + grace_ms)
   if tonumber(deadline) > tonumber(by) then

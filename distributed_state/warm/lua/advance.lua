@@ -9,7 +9,8 @@
 local owner, position = KEYS[1], KEYS[2]
 local member, reached, before = ARGV[1], ARGV[2], ARGV[3]
 if redis.call('GET', owner) ~= member and (before == '' or redis.call('GET', position) ~= before) then return {'lost'} end
--- A first write that takes no memory lets a full Redis accept the rest: else later events would be handled again.
+-- After a first write that takes no memory even a full Redis accepts the rest. Otherwise later events would be handled
+-- again.
 redis.call('PERSIST', position)
 redis.call('SET', position, reached)
 return {'ok'}

@@ -11,12 +11,12 @@ local roll, replica = KEYS[1], KEYS[2]
 local id, report, ttl_ms, kept_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 -- @include clock
 local before = redis.call('ZSCORE', roll, id)
--- A first write that takes no memory lets a full Redis accept the rest: else all replicas would count as lost. Reports are
--- small.
+-- After a first write that takes no memory even a full Redis accepts the rest. Otherwise all replicas would count as
+-- lost. Reports are small.
 redis.call('PEXPIRE', replica, kept_ms)
 redis.call('ZADD', roll, format('%d', now_ms + ttl_ms), id)
 redis.call('SET', replica, report, 'PX', kept_ms)
 local members = redis.call('ZCARD', roll)
 if not before or tonumber(before) <= now_ms then return {'late', members} end
--- At most 100: the next beat finds more, when these are off the roll.
+-- At most 100: when these are off the roll, the next beat finds more.
 return {'ok', members, unpack(redis.call('ZRANGEBYSCORE', roll, '-inf', format('%d', now_ms), 'LIMIT', 0, 100))}

@@ -40,7 +40,8 @@ local life, replica, epoch, sequence, oldest, digest, since, lock_value, creatio
   own_channel, expectations = unpack(ARGV, 1, 17)
 local first_step = expectations == '0' and 18 or 18 + 2 * expectations
 local call, words = redis.call, ARGV
--- Limits of the store's settings, here the defaults. They stand in the text, because an argument costs more than a step.
+-- Limits of the store's settings, here the defaults. They are constants in the text, because an argument costs more
+-- than an operation.
 local publish_bytes = 4096 -- @constant changes up to this size are published whole
 local journal_entries = 100000 -- @constant
 local journal_bytes = 67108864 -- @constant
@@ -58,19 +59,19 @@ if not current then return {'uninitialised'} end
 local read_under = epoch
 epoch = current
 
--- Was this applied before? The first step's field comes along: most changes are of one, and a call costs as much as two or
--- three fields.
+-- Was this applied before? The first operation's field is read with it: most changes are of one field, and a call costs
+-- as much as two or three fields.
 local head = call('HMGET', record, '#v', '#ops', '#deleted', '#mn', '#size', '#lifetime', words[first_step + 1] or '')
 local version, ops = head[1], head[2]
 -- @include op_pieces
 -- @include known_op
 
--- Is the record here, or may it be created?
--- A '*' needs no hydration token, so nothing else would stop one that arrives after its repetition was applied, archived
--- and evicted. The repetition notes the time where nothing is evicted, before it is applied or answered with what SQL knows.
+-- Is the record here, or may it be created? A commit with '*' needs no hydration token, so only this check stops one
+-- that arrives after its repetition was applied, archived and evicted. The repetition notes the time in a key that is
+-- never evicted, before it is applied or answered from SQL.
 if creation == '?' then
   creation = ''
-  -- Redis is too full. The write may have been applied before, so this must not count as a refusal: SQL is asked.
+  -- Redis is too full. The write may have been applied before, so it must not be refused: the caller asks SQL.
   if type(redis.pcall('HSET', meta, 'fresh', format('%d', now_ms))) == 'table' then return {'cold', epoch, ''} end
 end
 local place, mark, listed, is_new, fresh
@@ -85,10 +86,10 @@ if not version then
   end
 end
 
--- Only now: a repetition must find what was applied before, even under an epoch that has ended since.
+-- Checked only now: a repetition must find an earlier application, even under an epoch that has ended.
 if read_under ~= '' and read_under ~= epoch then return {'epoch', epoch} end
 local holder = call('GET', lock)
--- A lock of another epoch was granted before Redis lost something: it is not valid any longer.
+-- A lock of another epoch was granted before Redis lost data, and is no longer valid.
 if holder and not string.find(holder, '@' .. epoch .. ':', 1, true) then holder = false end
 if lock_value ~= '' then
   if holder ~= lock_value then return {'fenced', holder or ''} end
@@ -109,7 +110,7 @@ end
 -- @include steps
 if kind == '' then return 'ok ' .. (version or '0') .. ' ' .. epoch .. ' ' .. first_message .. '  ' .. format('%d', offset) end
 
--- What the store adds to the caller's steps.
+-- The operations that the store adds to those of the caller.
 version = format('%d', (version or 0) + 1)
 local layer, how
 if items then layer, how = new_layer(version) end
@@ -136,7 +137,7 @@ if owner ~= '' and not call('HGET', record, '#owner') then
 end
 -- @include noted_op
 
--- From here on only writes.
+-- All checks have passed; only writes follow.
 if next_look == math.huge then
   call('ZREM', lifetimes, text)
 elseif next_look then
@@ -183,7 +184,8 @@ if types then
   flags = flags .. 'e' .. format('%d', event + 1 - #types)
 end
 if head[3] then flags = 'b' .. flags end
--- No message is published if only the writer listens. The server decides: the writer's link may have ended unnoticed.
+-- No message is published if the writer is the only subscriber. The server decides that, because the writer's link may
+-- have ended unnoticed.
 local listening = own_channel ~= '' and call('PUBSUB', 'SHARDNUMSUB', channel, own_channel)
 if not listening or listening[2] > listening[4] then
   local shown = public and table.concat(public) or data

@@ -16,7 +16,7 @@
 local journal, meta, record = KEYS[1], KEYS[2], KEYS[3]
 local life, epoch, at, event, version, back = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local call = redis.call
--- Without same_data: the event identifies the commit, and it is not lost if only the data's name changed.
+-- same_data is not included: the event identifies the commit, which is not lost if only the data id changed.
 local written = call('HGET', meta, 'journal')
 -- @include written
 if current ~= epoch then return {'epoch', current or ''} end

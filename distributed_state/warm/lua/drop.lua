@@ -10,7 +10,7 @@
 local record, hydration, channel, lifetimes, items, leases, lock = unpack(KEYS)
 local version, message, text = tonumber(ARGV[1]), ARGV[2], ARGV[3]
 local present = redis.call('HGET', record, '#v')
--- Not only tombstones: a record that was hydrated and then erased in SQL must not stay either.
+-- Not only tombstones are dropped: a record that was hydrated and then erased in SQL must not stay.
 if present and tonumber(present) > version then return {'kept'} end
 redis.call('DEL', record, hydration, items)
 redis.call('ZREM', lifetimes, text)

@@ -32,9 +32,9 @@ local written, event, event_ms, floor_ms, interests =
 -- @include journal_end
 local epoch = current
 if not epoch then return {'uninitialised'} end
--- Was it written already? If so, it is among the newest events: those since `since` are few unless the call was delayed, and
--- kept_events at most. If some were dropped meanwhile, or the partition began again, not all of them are here. Mostly even
--- the newest event is older, and the stream is not read: reading costs as much as writing.
+-- Was the event written already? Then it is among the events after `since`, which are few unless the call was delayed,
+-- and at most kept_events. If some were dropped meanwhile, or the partition was started again, the stream lacks some of
+-- them. Usually even the newest event is older, and the stream is not read, which would cost as much as writing.
 floor_ms = (floor_ms or 0) + 0
 local seen = event_ms and since > event_ms + 0 and since > floor_ms
 local from, count = '+', 1
@@ -57,7 +57,7 @@ if member ~= '' then
 end
 -- @include backpressure
 
--- From here on only writes.
+-- All checks have passed; only writes follow.
 if member ~= '' then call('ZREM', roll, member) end
 local types, payloads, version = {event_type}, {data}, '0'
 event = (event or 0) + 0

@@ -14,7 +14,7 @@ if not current then return {'uninitialised'} end
 if current ~= epoch then return {'epoch', current} end
 if redis.call('EXISTS', record) == 1 then return {'present'} end
 if redis.call('GET', hydration) ~= token then return {'lost'} end
--- A window of items that outlived the record is deleted, too: the record that comes from SQL may be older.
+-- Items that stayed longer than the record are deleted too: the record from SQL may be older.
 redis.call('DEL', hydration, items)
 for i = 5, #ARGV, 7000 do redis.call('HSET', record, unpack(ARGV, i, math.min(i + 6999, #ARGV))) end
 redis.call('HSET', record, '#ops', '@' .. format('%d', now_ms) .. ';')

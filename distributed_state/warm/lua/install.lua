@@ -20,7 +20,7 @@ if current then return {'live', current} end
 if life == '' or not may then return {'lost'} end
 local before = redis.call('HMGET', meta, 'event', 'event_floor', 'event_floor_ms', 'token', 'continues', 'interests')
 -- @include clock
--- DEL first: after it even a full Redis accepts the rest.
+-- DEL comes first: after it even a full Redis accepts the rest.
 redis.call('DEL', journal)
 local event, event_floor, floor_ms = before[1] or '0', before[2] or '0', before[3] or '0'
 -- The last event of each epoch in the stream, the latest epoch first, eight at most.
@@ -32,9 +32,9 @@ if continued ~= '1' or seen == '' then
   redis.call('DEL', events)
   event, event_floor, floor_ms, continues = '0', '0', format('%d', now_ms), ''
 else
-  ended = '0' -- the stream has them
+  ended = '0' -- the stream has the last events
 end
--- All earlier leases have ended, and their tokens are smaller than any new one.
+-- All earlier leases have ended, and new tokens are greater than theirs.
 floor = format('%d', math.max(floor + 0, (before[4] or '0') + 0))
 -- `fresh`: earlier op ids and events are not here: see commit.lua and emit.lua. `lifetimes` is filled again.
 redis.call('HDEL', meta, 'mint', 'lifetimes', 'names', 'k0', 'k1', 'k2', 'k3', 'k4', 'k5', 'k6', 'k7', 'k8', 'k9',

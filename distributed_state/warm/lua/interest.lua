@@ -18,6 +18,6 @@ for list, before in string.gmatch(interests or '', '(%S+)@(%d+)') do
   end
 end
 if count >= most then return {'full'} end
--- Which of the earlier events were of these types is not known.
+-- It is unknown which of the earlier events were of these types.
 redis.call('HSET', meta, 'interests', kept .. types .. '@' .. (event or '0') .. ' ')
 return {'ok'}

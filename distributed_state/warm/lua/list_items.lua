@@ -22,7 +22,7 @@ local call = redis.call
 -- @include byte_order
 -- @include item_window
 local keys, ranks, start = {}, {}, ':' .. collection .. '\0'
--- Numbers of six bytes of a key each are compared much faster than the key.
+-- Numbers, each from six bytes of a key, are compared much faster than the key.
 local function rank(key)
   local numbers = {}
   for at = 1, #key, 6 do
@@ -38,7 +38,7 @@ local function earlier(a, one, b)
   end
   return (#a < #b) ~= (reverse == '1')
 end
--- Put a key in its place, if it is one of the first `limit` keys; one more is kept, to see that there are more.
+-- Insert a key in order, if it is one of the first `limit` keys. One more key is kept to show that there are more.
 local function keep(key)
   local numbers = rank(key)
   local low, high = 1, #keys + 1
@@ -51,7 +51,7 @@ local function keep(key)
   ranks[key] = numbers
   if #keys > limit + 1 then keys[#keys] = nil end
 end
--- Bounded by the window, and by what of the partition may be unarchived.
+-- Bounded by the window, and by the limit of unarchived data of the partition.
 for _, field in ipairs(window and call('HKEYS', items) or {}) do
   if string.sub(field, 1, #start) == start then
     local key = string.sub(field, #start + 1)
@@ -79,7 +79,8 @@ for i, key in ipairs(keys) do
   answer[#answer + 1] = key
   answer[#answer + 1] = held
 end
--- From the greatest on, those behind that key come first: a full page of them lacks nothing, and goes on.
+-- From the greatest key on, the keys after that one come first: a full page of these is complete, and another page
+-- follows.
 local shown = #answer / 2
 if not whole and highest and reverse == '1' and shown > 0 and (more == '1' or shown == limit)
   and behind(keys[shown], string.sub(highest, 2)) then

@@ -13,7 +13,7 @@ local written = call('HGET', meta, 'journal')
 -- @include same_data
 -- @include journal_end
 if current ~= epoch then return {'epoch'} end
--- A first write that takes no memory lets a full Redis accept the rest, which makes room.
+-- After a first write that takes no memory even a full Redis accepts the rest, which makes room.
 redis.call('PERSIST', journal)
 -- No record, version 0: the archiver moves on and inserts nothing.
 local entry_id, text, version, kind = event, '', '0', 'mark'

@@ -14,18 +14,19 @@ local life, token, token_ms, over, held = ARGV[1], ARGV[2], ARGV[3], ARGV[4], AR
 local call = redis.call
 -- @include epoch
 if current and current ~= over then return {'live', current} end
--- A connection to a replica has no life that could be noted; the caller makes another one. A right that was given in another
--- life is not valid in this one, which may have older data than its holder has read.
+-- A connection to a replica has no data id to note; the caller makes another connection. A right that was granted under
+-- another data id is not valid under this one, which may have older data than the holder has read.
 if life == '' or string.sub(token, -#life - 1) ~= '@' .. life then return {'busy'} end
 -- @include clock
--- `mint` is '<token> <until_ms>', a field of what never expires: a full Redis evicts a key that expires at once.
+-- `mint` is '<token> <until_ms>', a field of a key without a TTL: a full Redis would evict a key with a TTL at once.
 local kept = call('HMGET', meta, 'epoch', 'journal', 'mint')
 local holder, until_ms = string.match(kept[3] or '', '^(%S+) (%d+)$')
 -- An extension never grants the right again: a server that lost it (FLUSHALL) has lost the data that its holder has read.
 if held == '1' and holder ~= token then return {'busy'} end
 -- A holder whose answer was lost asks again, and gets the right again.
 if holder and holder ~= token and until_ms + 0 > now_ms then return {'busy'} end
--- A first write that takes no memory lets a full Redis accept the rest: a partition that cannot be started cannot be read.
+-- After a first write that takes no memory even a full Redis accepts the rest. A partition that cannot be started
+-- cannot be read.
 call('PERSIST', meta)
 call('HSET', meta, 'mint', token .. ' ' .. format('%d', now_ms + token_ms))
 if kept[1] then call('HSET', meta, 'life', '?', 'journal', string.match(kept[2], '^%S+ %S+ %S+ %S+ %S+ ') .. '? 0') end

@@ -12,7 +12,7 @@ local age_ms, most = tonumber(ARGV[1]), tonumber(ARGV[2])
 local before_ms = now[1] * 1000 + now[2] / 1000 - age_ms
 local place = redis.call('HMGET', meta, 'event', 'event_floor')
 local floor = tonumber(place[2] or '0')
--- Events are in the order of their times, so a binary search finds the first that is new enough. For one that was taken out
+-- Events are in the order of their times, so a binary search finds the first that is new enough. For a removed event
 -- the next one counts, or else the previous one.
 local low, high = floor, math.min(tonumber(place[1] or '0'), floor + most)
 while low < high do

@@ -25,7 +25,7 @@ if order ~= '' then redis.call('ZREMRANGEBYSCORE', wait, order, order) end
 if held and string.sub(held, -#holder - 1) ~= ':' .. holder then return {'lost'} end
 redis.call('DEL', lock)
 redis.call('ZREM', leases, record)
--- Mostly nobody waits, and the time is not needed.
+-- Usually there are no waiters, and the time is not needed.
 if redis.call('EXISTS', wait) == 0 then return {'ok'} end
 local place = ''
 -- @include clock

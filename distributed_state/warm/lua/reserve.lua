@@ -13,7 +13,7 @@ local life, epoch, text = ARGV[1], ARGV[2], ARGV[3]
 if current ~= epoch then return {'epoch'} end
 local place, mark, listed, is_new, fresh
 -- @include known_ids
--- A first write that takes no memory lets a full Redis accept the rest.
+-- After a first write that takes no memory even a full Redis accepts the rest.
 redis.call('PERSIST', meta)
 if is_new then redis.call('HSET', meta, place, listed .. mark) end
 return {'ok'}

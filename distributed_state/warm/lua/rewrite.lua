@@ -17,8 +17,8 @@ for i = 3, #ARGV, 3 do
     if again == '' then redis.call('HDEL', record, name) else redis.call('HSET', record, name, again) end
   end
 end
--- Items are read from SQL then, as they are stored there. What is not archived yet stays.
+-- Archived items are then read from SQL, in their form there. Unarchived items stay.
 if redis.call('PTTL', items) >= 0 then redis.call('DEL', items) end
--- Published as the change after the present one. Replicas see a gap, and read their hot copies again.
+-- Published as the next version, without its changes: replicas see a gap, and read their hot copies again.
 redis.call('SPUBLISH', channel, epoch .. ' ' .. string.format('%d', version + 1) .. ' ' .. replica .. ' -')
 return {'ok', (redis.call('PTTL', record) == -1 or redis.call('EXISTS', items) == 1) and 1 or 0}

@@ -11,7 +11,7 @@ if place[1] ~= epoch then return {'epoch'} end
 if tonumber(offset) > tonumber(place[2] or '0') then
   -- @include clock
   redis.call('XTRIM', events, 'MINID', format('%d', offset + 1) .. '-0')
-  -- When some were dropped: see emit.lua.
+  -- The time at which events were dropped: see emit.lua.
   redis.call('HSET', meta, 'event_floor', offset, 'event_floor_ms', format('%d', now_ms))
 end
 return {'ok'}

@@ -5,7 +5,7 @@
 ]]
 local function behind(a, b)
   local at, shorter = 1, math.min(#a, #b)
-  -- In steps, as keys have long beginnings in common.
+  -- Compared in parts, because keys have long common beginnings.
   while at <= shorter and string.sub(a, at, at + 31) == string.sub(b, at, at + 31) do at = at + 32 end
   for i = at, math.min(at + 31, shorter) do
     local x, y = string.byte(a, i), string.byte(b, i)

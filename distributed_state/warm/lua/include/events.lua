@@ -11,7 +11,7 @@
   Defines  event         the number of the last one now, which is noted with the journal's entry
 ]]
 for i, type in ipairs(types) do
-  -- Mostly there is one, and formatting a number costs as much as two fields.
+  -- Usually there is one event, and formatting a number costs as much as two fields.
   local number = i == #types and last_event or format('%d', event + i)
   local place = epoch .. ' ' .. number
   local head = op .. '.' .. (i == 1 and '0' or i - 1) .. '\n' .. type .. '\n' .. subject
@@ -40,7 +40,7 @@ event = event + #types
 local floor = event - kept_events
 if floor > 0 and event % 64 < #types then
   call('XTRIM', events, 'MINID', format('%d', floor + 1) .. '-0')
-  -- It may be higher already: old events are dropped by their age, too.
+  -- The floor may be higher already, because old events are also dropped by age.
   if floor > tonumber(call('HGET', meta, 'event_floor') or '0') then call('HSET', meta, 'event_floor', format('%d', floor)) end
-  call('HSET', meta, 'event_floor_ms', format('%d', now_ms)) -- when some were dropped
+  call('HSET', meta, 'event_floor_ms', format('%d', now_ms)) -- when events were dropped
 end

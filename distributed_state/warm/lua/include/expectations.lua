@@ -22,7 +22,7 @@ if expectations ~= '0' then
     if way == 43 or way == 33 then -- + !
       local ends = stored and string.match(stored, '^!(%d+) ')
       if ends and ends + 0 <= now_ms then stored, found[i] = false, false end
-      -- Only whether it is present was asked: a large value is not sent back.
+      -- Only presence was requested, so a large value is not sent back.
       if stored and (way == 33 or wanted == '+') then found[i] = '+' end
       if way == 33 or not stored then
         mismatch = mismatch or way == 43 or stored

@@ -37,7 +37,7 @@ write_items = function(version)
   if window and not below then
     number, count, size = window[2] + 0, window[4] + 0, window[5] + 0
   else
-    -- Only if there is one: Redis refuses a first write that takes memory when it is full, but not one after a deletion.
+    -- Only if the key exists: a full Redis refuses a first write that takes memory, but not one after a deletion.
     if below or call('EXISTS', items) == 1 then call('DEL', items) end
     held = {}
     put, m = {'#e', epoch, '#d', '1', '#f', below and version or format('%d', needed)}, 6

@@ -9,7 +9,7 @@ local alone = offset - archived_offset == 0
 offset, bytes = format('%d', offset + 1), format('%d', bytes + #data + #text + 128)
 local progress = current .. ' ' .. offset .. ' ' .. bytes .. ' ' .. archived_offset .. ' ' .. archived_bytes
   .. ' ' .. life .. ' ' .. proved
--- In one call: another one costs more than all of this.
+-- Written in one call, because a second one would cost more than all of this.
 if last_event then
   call('HSET', meta, 'journal', progress, 'event', last_event, 'event_ms', format('%d', now_ms))
 else
@@ -18,5 +18,5 @@ end
 -- The head is one value of lines, which JournalEntry.read parses. An entry of many fields costs more than the rest of the write.
 call('XADD', journal, offset .. '-0', 'h', entry_id .. '\n' .. text .. '\n' .. version .. '\n' .. now[1] .. ' ' .. now[2]
   .. '\n' .. kind .. '\n' .. actor .. '\n' .. token_held .. '\n' .. bytes .. '\n' .. last_message, 'd', data)
--- The archiver seldom looks at a journal that is archived whole: the first entry wakes it, later ones need not.
+-- The archiver seldom looks at a fully archived journal: the first entry wakes it, later ones need not.
 if alone then call('SPUBLISH', journal, '') end

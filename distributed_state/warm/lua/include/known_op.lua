@@ -19,7 +19,7 @@ if ops then
     hydrated, ops = came + 0, groups
     if now_ms - hydrated <= window_ms then remembered = '@' .. came .. ';' end
   end
-  -- Mostly there is one, of this replica and answered, and nothing to look at.
+  -- Usually there is only one, which is this replica's and answered, so no search is needed.
   local only, last = string.match(ops, '^(%S+) %d+ %d+ (%d+):[^ ;]*$')
   if only ~= replica or oldest - last <= 0 then
     for who, first, time, rest in string.gmatch(ops, '([^; ]+) (%d+) (%d+)([^;]*)') do
@@ -48,7 +48,7 @@ if ops then
     end
   end
 end
--- It is not among them, so it was not applied since `since`, unless an op id of that time can have been dropped.
+-- It is not among them, so the write was not applied after `since`, unless an op id of that time may have been dropped.
 since = since + 0
 if now_ms - since > window_ms then return {'late', format('%d', now_ms), epoch} end
 if since < hydrated then return {'unsure', format('%d', now_ms), epoch} end

@@ -14,13 +14,13 @@ local same, age = true, proved and now_ms - proved
 if not age or age > 20 or age < 0 then
   local data = string.match(life, '^(%x+)/')
   local info = data and redis.pcall('INFO', 'replication')
-  -- A user without the right to ask counts as one whose data is the same (port/lives.py).
+  -- If the user has no right to ask, the data counts as the same (port/lives.py).
   same = type(info) ~= 'string' or string.find(info, 'master_replid:' .. data, 1, true)
   -- A node that hands over a slot refuses the keys of it that it does not have; this one is never there. It is not one of
   -- KEYS: then the node would refuse the whole script.
   local there = redis.pcall('EXISTS', meta .. '?')
   local moving = type(there) == 'table' and string.find(there.err, 'non local key', 1, true)
-  -- A full Redis takes no note; one that has become a replica may be behind.
+  -- A full Redis cannot store the note, and a server that became a replica may be behind.
   local noted
   if same and data and current and not moving then
     proved = format('%d', now_ms)

@@ -21,9 +21,9 @@
 local size, growth, cleared = head[5] or '0', 0, false
 local first_message = head[4] or '0'
 local last_message, results, has_lifetime = first_message, '', head[6]
-local several -- the results as a list once there are two: joined one by one, each would copy all before it
+local several -- the results as a list once there are two: joining them one by one would copy all earlier ones each time
 local gone, event, last_event, interests, types, payloads, next_look
-local change, changes -- a table for one step would cost more than the step
+local change, changes -- a table for one operation would cost more than the operation
 local public = items and {}
 local exact -- a function, made at the first increment
 local tagged, tagging -- how many more tags there will be, and whether one is new
@@ -48,13 +48,15 @@ for i = first_step, #words, 3 do
       tagged, tagging = (tagged or 0) + (step == 's' and 1 or -1), tagging or step == 's'
     end
     if step == 'i' then
-      -- Plain integers of at most 15 digits are exact in Lua; anything else is the caller's to swap.
+      -- Plain integers of at most 15 digits are exact in Lua; other values are computed by the caller, who swaps them
+      -- in.
       exact = exact or function(held, value)
         return #held <= 15 and #value <= 15 and string.find(held, '^-?%d+$') and string.find(value, '^-?%d+$')
       end
       held = held or '0'
       if not exact(held, value) then
-        -- The others with it, or each would take a round trip of its own. A long one is no number with a deadline.
+        -- Other such fields are returned too, to save a round trip for each. Long values cannot be numbers with a
+        -- deadline.
         local others = {}
         for j = i + 3, cleared and 0 or #words, 3 do
           local other = words[j] == 'i' and call('HGET', record, words[j + 1])
@@ -137,7 +139,7 @@ for i = first_step, #words, 3 do
     end
   end
 end
--- A record with fewer fields has fewer tags. Else they are counted: bounded by the record's own size limits.
+-- A record with fewer fields has fewer tags. Otherwise tags are counted, bounded by the record's own size limits.
 if tagging and call('HLEN', record) + tagged > 256 then
   for _, key in ipairs(call('HKEYS', record)) do
     if string.sub(key, 1, 2) == '##' then tagged = tagged + 1 end
