@@ -1,12 +1,11 @@
-"""The settings of a store's search, and the job that brings the index up to the archive.
+"""The settings of a store's search, and the job that updates the index from the archive.
 
 Law: all stores of an archive agree about its index; the archiver neither waits for the index nor depends on it;
 encrypted values have no words unless the user asked for that.
 
 A round claims partitions, reads the records that have waited longest, makes their documents and writes these together
-with how far each record is indexed. The user's `embed` is called while no transaction is open, so no transaction waits
-for a document. If a user's function (`embed`, an index of the user's own) raises anything, the caller gets a
-StateError.
+with how far each record is indexed. The user's `embed` is called while no transaction is open, so a transaction never
+waits for it. If a user's function (`embed`, an index of the user's own) raises anything, the caller gets a StateError.
 
 Design: section 21.
 """
@@ -42,7 +41,7 @@ log = logging.getLogger(__name__)
 CLAIM_SECONDS = 60.0
 _RECORDS = 100  # in a round
 _DOCUMENTS = 200  # in one transaction, at least
-_BYTES = 4 * 2**20  # of their texts, at least: each is kept in three forms until it is written
+_BYTES = 4 * 2**20  # of the documents' texts, at least: each text is in memory in three forms until it is written
 _NAMED = 10
 _OFF_SECONDS = 60.0
 _REST_SECONDS = 5.0
@@ -80,11 +79,11 @@ class Setting:
         return self._given is not None
 
     def look_again(self) -> None:
-        """Read the settings again before the next use: the index may have been removed or remade."""
+        """Read the settings again before the next use, because the index may have been removed or rebuilt."""
         self.on = False
 
     async def renew(self, port: Port, search: SearchStore) -> None:
-        """Check whether another process removed or remade the index."""
+        """Check whether another process removed or rebuilt the index."""
         if self.on and await port.sql(search.settings) != self.stored:
             self.on = False
 
@@ -95,7 +94,10 @@ class Setting:
         return self.on and not self._lacking()
 
     async def require(self, port: Port, search: SearchStore, *, create: bool = False) -> None:
-        """Require an index. Raises ConfigurationError: off, other settings, a missing function, a missing right."""
+        """Require an index.
+
+        Raises ConfigurationError if search is off or has other settings, or a function or right is missing.
+        """
         create = create or (self._migrate and (self.wanted or self._lazily))
         if not self.on and not await self._look(port, search, create=create):
             raise ConfigurationError(OFF)
@@ -165,7 +167,7 @@ def _require_sense(search: Search) -> None:
 
 
 async def call_user(port: Port, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a user's function, plain or coroutine, and return its result. Raises Unavailable whatever it raises."""
+    """Call a user's function, plain or coroutine, and return its result. Any exception of it becomes Unavailable."""
     try:
         if inspect.iscoroutinefunction(function):
             return await port.complete(function(*arguments))
@@ -205,7 +207,8 @@ async def embedded_singly(port: Port, setting: Setting, texts: list[str]) -> lis
     try:
         return [*await embedded(port, setting, texts)]
     except StateError:
-        # Is one of these texts the cause, or is the model down? Asked each time: the model may fail at any moment.
+        # Find out whether one of these texts is the cause or the model is down; checked each time, as it may fail at
+        # any moment.
         await embedded(port, setting, [_HARMLESS])
     if len(texts) == 1:
         try:
@@ -244,7 +247,7 @@ class Translator:
             json_text = codec.open(data, sealed_as)
             value = codecs.decode(json_text)
         except CorruptState:
-            return None  # or its key is missing here; a reader of the record gets the error
+            return None  # or its key is missing here, an error that a reader of the record gets
         text = text_of(kind, value)
         if not text:
             return None
@@ -372,7 +375,7 @@ class Follower(JobWorker):
                 left = left[len(found) :]
             await work.flush()
         finally:
-            # Also after an error: else all who wait for the index would wait until the claim ends.
+            # Also after an error: otherwise callers that wait for the index would wait until the claim ends.
             if taken != []:
                 await self._port.shield(self._leave(claimer))
         self.indexed += work.done
@@ -395,8 +398,8 @@ class Follower(JobWorker):
     async def erased(self) -> None:
         """Remove erased records from the index: the words from SQLite's, the documents from an index of the user's own.
 
-        A document that a follower writes there at this moment is removed by its next round: the erasure is noted there,
-        too.
+        If a follower writes such a document at this moment, its next round removes it, because the erasure is noted
+        there too.
         """
         await self._port.sql(self._search.scrub)
         await self._setting.renew(self._port, self._search)
@@ -407,9 +410,9 @@ class Follower(JobWorker):
                 await call_user(self._port, "index.apply", index.apply, gone)
 
     async def catch_up(self, progress: Callable[[Indexed], None] | None = None) -> int:
-        """Index all that is due now, or wait until others have; return the number of the last note of it."""
+        """Index everything that is due now, or wait until others have; return the number of the last note."""
         claimer = chance.token_hex(8)
-        # Later changes are not waited for: there may always be more.
+        # Later changes are not awaited, because there may always be more.
         goal = await self._port.sql(self._search.last_due)
         report_at = 0.0
         while True:
@@ -448,7 +451,7 @@ class Follower(JobWorker):
                     await self._port.sleep(_WAIT * 20)
                     continue
                 look_at = 0.0
-                # This asks no SQL: changes that others archived or imported there are found a little later.
+                # Decided without asking SQL: changes that others archived or imported are found a little later.
                 if archiver.archived != seen or rested >= _REST_SECONDS:
                     seen, rested = archiver.archived, 0.0
                     moved = await self.round(archiver.mine, claimer)
@@ -468,7 +471,7 @@ class Follower(JobWorker):
                 seen = -1
                 log.warning("search: %s; trying again in %.1f s", self.failure, pause)
             rested += pause
-            # Also rest as long as the round took, so that this job uses at most half of a process.
+            # Also pause as long as the round took, so that this job uses at most half of a process.
             await self._port.sleep(self._port.monotonic() - began if seen == -1 and not self.failure else pause)
 
 
@@ -560,7 +563,7 @@ class Round:
         gone = [name for name in existing if name not in seen]
         if self._elsewhere:
             self._rows += [removed(one.record, name) for name in gone]
-        # This is the last of its pages: with it the index has this version, and the record is no longer due.
+        # This is the record's last page: the index then has this version, and the record is no longer due.
         self._note(Write(one, remove=gone, done=(one.epoch, one.version)))
 
     async def _page(self, one: Due, pieces: Sequence[Piece], existing: dict[Name, bytes], seen: set[Name]) -> None:

@@ -1,4 +1,4 @@
-"""Answers a search. Law: a user sees no document, and can count none, that the policy keeps from them.
+"""Answers a search. Law: a user can neither see nor count documents that the policy denies.
 
 Design: section 21.
 """
@@ -23,7 +23,7 @@ from distributed_state.values.search import KINDS, SearchDocument, SearchHit, Se
 
 _MOST_WORDS = 64
 _MOST_LOOKED_AT = 10_000
-_MOST_BYTES = 32 * 2**20  # of the values of all hits: they are in memory more than once
+_MOST_BYTES = 32 * 2**20  # of the values of all hits, which are in memory more than once
 _PAGE, _LARGEST_PAGE = 100, 5_000
 _TOGETHER = 200  # hits that are examined before other tasks of the event loop get a turn
 _SNIPPET = 240
@@ -71,7 +71,7 @@ def checked(
         raise InvalidValue(f"collection is a str or None, not {collection!r:.80}")
     scopes = SCOPES if scope is None else (Ref(scope, "any").scope,)
     owner = None if user is None else Ref("user", user).id
-    # No index finds a word without a letter or a digit.
+    # An index cannot find a word without a letter or a digit.
     words = " ".join(word for word in shortened(words).split() if any(map(str.isalnum, word)))
     asked = tuple(kind for kind in KINDS if kind in kinds)
     return SearchQuery(words, match, tuple(scopes), asked, prefix, owner, collection, limit, offset)  # type: ignore[arg-type]  # looked at above
@@ -95,22 +95,22 @@ async def _found(
     store: StoreContext, setting: Setting, query: SearchQuery, fits: Callable[[Any], bool]
 ) -> list[SearchHit] | None:
     """As `search`; None: the index was removed or remade since the store last read its settings."""
-    # Where a policy restricts reading, a score must not reveal hidden documents either.
+    # If a policy restricts reading, scores must not reveal hidden documents either.
     ask = await _asking(store.tiers(), setting, query, store.guard is not None)
     hits: list[SearchHit] = []
     at, left, size = 0, query.offset, 0
     asked = max(_PAGE, query.limit)
     while len(hits) < query.limit and at < _MOST_LOOKED_AT:
         page = await ask(replace(query, offset=at, limit=asked))
-        # Each page searches the whole index again: a filter that nothing matched made it a hundred searches.
+        # Pages grow, because each one searches the whole index again: a filter without matches caused a hundred
+        # searches.
         asked = min(_LARGEST_PAGE, 4 * asked)
         if page is None:
             return None
         for number, (found, length) in enumerate(page.matches):
             if number % _TOGETHER == 0:
-                await store.tiers().port.sleep(0)  # thousands of hits would block the event loop
-            # The filter comes first: it is cheaper, and asking the policy about a document that does not match is
-            # useless.
+                await store.tiers().port.sleep(0)  # lets other tasks run: thousands of hits would block the event loop
+            # The filter comes first, because it is cheaper than asking the policy.
             if len(hits) < query.limit and fits(found.document.value) and _is_shown(store, found.document):
                 if left:
                     left -= 1
@@ -220,8 +220,8 @@ def _hit(found: SearchMatch, words: str) -> SearchHit:
 def snippet(text: str, words: str) -> str:
     """The part of a text where one of these words first occurs, at most 240 characters.
 
-    Only the beginning of a long text is searched, and shown if nothing is found: 64 words and 100 hits of 200 KB took
-    seconds.
+    Only the beginning of a long text is searched, and it is shown if no word is found: searching 100 hits of 200 KB for
+    64 words took seconds.
     """
     if len(text) <= _SNIPPET:
         return text

@@ -1,7 +1,8 @@
 """Tokens that identify callers of the service. Law: only a token's holder knows it; the store keeps its digest.
 
 A token is `dstate_<id>_<secret>`: a prefix that scanners for leaked secrets recognize, an id that may be shown and
-logged, and 256 random bits. They cannot be guessed, so a plain SHA-256 is enough; a slow hash would add nothing.
+logged, and 256 random bits. Random bits cannot be guessed, so a plain SHA-256 is enough, and a slow hash would not add
+security.
 
 Design: section 17.
 """
@@ -40,7 +41,7 @@ class AccessToken:
 
 @dataclass(frozen=True, slots=True)
 class FoundToken:
-    """A token from SQL, its digest, and for how many seconds it is valid: 0 if it is not, None without a limit."""
+    """A token from SQL, its digest, and its remaining validity in seconds: 0 if invalid, None without a limit."""
 
     token: AccessToken
     digest: bytes

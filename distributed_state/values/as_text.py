@@ -1,8 +1,7 @@
 """Bytes in JSON, and names in paths of HTTP. Law: everything is read back exactly as it was written.
 
-Bytes have a place of their own, so that no user's value can be mistaken for them: in a state and in the service's JSON
-an object beside the one of the fields; in an exported file, where every value is a string, an object instead of that
-string.
+Bytes are stored separately, so that no user's value can be mistaken for them: in a state and in the service's JSON in a
+second object beside that of the fields; in an exported file, where every other value is a string, as an object.
 
 A name is one part of a path, percent-encoded. Some servers and proxies decode and normalize paths, so that `a%2Fb`
 becomes two parts and `..` is removed. So below `/base64` each name is written in base64url, which no proxy changes. The

@@ -1,9 +1,9 @@
-"""All chance in the core: unique names, and waits that spread callers out.
+"""All randomness of the core: unique names, and waits that spread callers out.
 
 Law: no other module of the core uses randomness. So a run of the simulator, which seeds this, depends on its seed
 alone.
 
-Keys, access tokens and nonces do not come from here: a secret must never come from a seed.
+Keys, access tokens and nonces are not made here, because a secret must never depend on a seed.
 
 Design: section 16.
 """

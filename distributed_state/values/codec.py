@@ -1,8 +1,8 @@
-"""Values <-> bytes. Law: a value is read back equal to what was written, or it is refused.
+"""Values <-> bytes. Law: a value is read back equal to the written value, or it is refused.
 
-A value is JSON text, or bytes after one byte 0x02, with which no JSON begins. orjson writes and reads JSON. Values
-that it cannot hold exactly (integers beyond 64 bits, lone surrogates) are written by `json` after one leading space,
-which is still JSON and makes the reader use `json` too.
+A value is JSON text, or bytes after one byte 0x02, which never begins JSON. orjson writes and reads JSON. Values that
+it cannot hold exactly (integers beyond 64 bits, lone surrogates) are written by `json` after one leading space, which
+is still JSON and makes the reader use `json` too.
 
 Design: section 4.
 """
@@ -197,7 +197,7 @@ def item_name(name: bytes) -> str:
 
 
 class Codec:
-    """How the values of one record are written and read: plain here, encrypted in `encryption`.
+    """Writes and reads the values of one record: plain here, encrypted in `encryption`.
 
     `name` is the field's name, MESSAGE, or an event's (see `event_name`), whose record is the event's subject.
     """
@@ -239,7 +239,7 @@ class Codec:
         return self.open(data, event_name(type, id))
 
     def stale(self, data: bytes, name: str) -> bool:
-        """Whether these bytes differ in form from what would be written now."""
+        """Whether these bytes would be written in another form now."""
         return False
 
     def carry(self, data: bytes, name: str, to: Codec) -> bytes:
@@ -289,7 +289,7 @@ class Codec:
         except DecryptionFailed:
             raise
         except CorruptState as error:
-            # It may be read long after it was requested, so the error says which message it is.
+            # The message may be decoded long after it was requested, so the error says which one it is.
             which = "" if number is None else f"message {number}: "
             complaint = f"{self.record[:200]}: {which}{error}"
             raise CorruptState(complaint, field=error.field, data=text) from error.__cause__

@@ -169,7 +169,7 @@ class Encryption:
     def covers(self, name: str) -> bool:
         """Whether the values of this field, or messages, are encrypted."""
         if name[:1] == "#":
-            # The outcome of a request may hold anything.
+            # The outcome of a request may contain any data.
             return self.messages if name in (MESSAGE, "#summary") else True
         return self._pattern is not None and self._pattern.match(name) is not None
 
@@ -191,7 +191,7 @@ def _switch(name: str, given: Mapping[str, str], *, default: bool) -> bool:
 
 
 class Sealed(Codec):
-    """Values of one record; `encryption` says which of them are encrypted."""
+    """The codec of one record's values; `encryption` says which of them are encrypted."""
 
     __slots__ = ("_encryption",)
     seals = True
@@ -201,7 +201,7 @@ class Sealed(Codec):
         self._encryption = encryption
 
     def of(self, record: str, namespace: str | None = None) -> Codec:
-        """The same for another record: ciphertext is bound to its place."""
+        """The codec of another record, because ciphertext is bound to its record."""
         return Sealed(self._encryption, namespace or self.namespace, record)
 
     def covers(self, name: str) -> bool:
@@ -257,7 +257,7 @@ class Sealed(Codec):
         same = (self.namespace, self.record) == (to.namespace, to.record)
         if same and not self.stale(data, name):
             return data
-        # Never decrypted for good: a value that was encrypted stays so, even where that is no longer required.
+        # A value that was encrypted stays encrypted, even if that is no longer required.
         sealed = isinstance(to, Sealed) and field_ttl.split(data)[1][:1] == SEALED
         return field_ttl.wrap(
             to.enclose(text, name) if isinstance(to, Sealed) and sealed else to.seal(text, name), deadline

@@ -1,4 +1,4 @@
-"""Items as users name, change and read them. Law: an item is a value under a collection and a key, both text.
+"""The public values for items. Law: an item is a value under a collection and a key, both text.
 
 Design: section 9.
 """
@@ -30,7 +30,7 @@ ANY: Final = Anything.ANY
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An item as it was read: its value, and `version`, the version of the record that put it.
+    """An item that was read: its value, and `version`, the version of the record that put it.
 
     `origin` is the text of the record that put it, if this record was forked from that one and shows its item. An item
     can be the expected state of a change (`equals=`): exactly this item, put by that commit.

@@ -1,4 +1,6 @@
-"""The journal: operations as canonical bytes, entries, and the state they produce. Law: `fold` is the only fold.
+"""The journal: operations as canonical bytes, entries, and the state that they produce.
+
+Law: only `fold` applies changes.
 
 Design: sections 9, 11.
 """
@@ -31,7 +33,7 @@ class Op(NamedTuple):
     value: bytes
 
 
-# All kinds in the journal. A reader that finds another kind must stop: a newer release wrote it, and can apply it.
+# All kinds in the journal. A reader must stop at another kind, which only the newer release that wrote it can apply.
 KINDS = frozenset((b"s", b"d", b"c", b"m", b"w", b"l", b"e", b"p", b"q"))
 COLLECTION_BYTES = 64
 KEY_BYTES = 1024
@@ -64,7 +66,7 @@ def unpack(data: bytes) -> list[Op]:
             stop = middle + int(data[first + 1 : second])
             if not second < middle <= stop <= end:
                 raise ValueError("cut off")
-            # The same as `Op(...)` without a call: every replica that is subscribed decodes every published change.
+            # Faster than `Op(...)`: every subscribed replica decodes every published change.
             ops.append(tuple.__new__(Op, (data[at : at + 1], data[second + 1 : middle], data[middle:stop])))
             at = stop
     except ValueError as error:
@@ -137,7 +139,7 @@ class JournalEntry:
 
     @classmethod
     def read(cls, identity: bytes, pairs: list[bytes]) -> JournalEntry:
-        """From its id and its fields in the stream."""
+        """Read an entry from its id and its fields in the stream."""
         _, head, _, data = pairs
         event, record, version, time, kind, actor, token, total, following = head.decode().split("\n")
         seconds, micros = time.split()
@@ -233,5 +235,5 @@ class Happened:
 
     @property
     def place(self) -> tuple[int, int, str, int]:
-        """Its place in the order of all events."""
+        """The event's place in the order of all events."""
         return self.time_ms, self.partition, self.epoch, self.offset

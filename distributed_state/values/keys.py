@@ -1,4 +1,4 @@
-"""Every name in Redis. Law: no other file builds one, and two ids never share a name.
+"""Every name in Redis. Law: only this file builds names, and two ids never share a name.
 
 A record lives in one of a fixed number of partitions; all keys of a partition share one Redis Cluster slot.
 
@@ -127,7 +127,7 @@ class Keys:
 
     def text_of(self, channel: bytes) -> str:
         """The text of the record whose changes are published on this channel."""
-        # A namespace and a hash tag hold no brace, so the first one is ours for any record name.
+        # A namespace and a hash tag contain no brace, so the first brace ends the hash tag, whatever the record's name.
         return channel.partition(b"}:c:")[2].decode()
 
     def record_of(self, channel: bytes) -> bytes:

@@ -1,8 +1,8 @@
 """How durable a write is before it is acknowledged, and until when the hot tier may answer a read.
 
-Law: a level is one of a few words, and each has one meaning. A hot entry is as good as the subscription under which it
-was read, and ends with it. `Freshness` is the only value that changes, because each proof of a subscription extends it;
-each subscription to a partition has its own.
+Law: a level is one of a few words, and each has one meaning. A hot entry is valid as long as the subscription under
+which it was read. `Freshness` is the only mutable value here, because each proof of a subscription extends it; each
+subscription to a partition has its own.
 
 Design: sections 7, 14.
 """
@@ -67,16 +67,16 @@ class Freshness:
 
     @property
     def over(self) -> bool:
-        """Whether the subscription has ended: entries read under it never answer again."""
+        """Whether the subscription has ended, so that hot never answers from entries read under it."""
         return self.good_until < 0
 
     def prove(self, until: float) -> None:
-        """Allow answers until then, unless the subscription has ended."""
+        """Allow answers until this time, unless the subscription has ended."""
         if not self.over:
             self.good_until = max(self.good_until, until)
 
     def end(self) -> None:
-        """Stop answering for good."""
+        """Stop answering forever."""
         self.good_until = -1.0
 
 

@@ -90,14 +90,15 @@ def between(runs: Iterable[Segment], after: int | None, before: int | None) -> l
 
 def shown(kept: Sequence[Segment], fields: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     """The fields of a state that shows these runs, a part of what it showed."""
-    # The last visible run is the open one, if that has messages; it stays open, so that recent messages stay near.
+    # The last visible run is the open one, if that has messages. It stays open, so that its recent messages stay in
+    # Redis.
     end = fields.get(NEXT, b"0")
     opened = bool(kept) and fields.get(START, b"0") != end and kept[-1].stop == int(end)
     return {START: b"%d" % kept[-1].start if opened else end, SEGMENTS: dump(kept[:-1] if opened else kept)}
 
 
 def without(runs: Iterable[Segment], gone: Iterable[Segment]) -> list[Segment]:
-    """The runs without those parts that `gone` has of the same source."""
+    """The runs without the parts that are in `gone`, with the same source."""
     gaps: dict[str, list[tuple[int, int]]] = {}
     for gap in sorted(gone, key=lambda gap: gap.start):
         of_it = gaps.setdefault(gap.source, [])

@@ -1,6 +1,6 @@
 """Frozen values that travel between the tiers.
 
-Law: a record at a version is the fold of its changes up to that version, and `fold` is the only fold.
+Law: the state of a record at a version is the result of `journal.fold` over its changes up to that version.
 
 Design: section 1.
 """
@@ -43,7 +43,7 @@ LIFETIME = b"#lifetime"  # "idle_ms until_ms", 0 for none: how long it lives wit
 # special tombstones: erase the record, with its forks or without
 FORGET = "forget"
 ERASE = "erase"
-REPAIR = "repair"  # a change that gives SQL a whole state, or leaves out lost commits
+REPAIR = "repair"  # a change by a repair, which brings a whole state to SQL or leaves out lost messages
 STATE_FIELDS = frozenset(
     {
         PHASE,
@@ -91,7 +91,7 @@ class Ref:
         if not isinstance(self.id, str) or not self.id:
             raise InvalidValue(f"an id must be a non-empty str, not {self.id!r}")
         refuse_pair(self.id, "id")
-        # Length first: escaping 10 MB only to reject it would be work done for an attacker.
+        # The length is checked first, because escaping 10 MB only to reject it would be work for an attacker.
         escaped = escape(self.id) if len(self.id) <= MAX_ID_BYTES else ""
         if not 0 < len(escaped.encode()) <= MAX_ID_BYTES:
             raise TooLarge(f"an id of {len(self.id)} characters takes more than {MAX_ID_BYTES} bytes when escaped")
@@ -215,7 +215,7 @@ class Message(BaseModel):
     def unread(cls, read: ReadMessage, stored: Sequence[bytes], numbers: Sequence[int | None]) -> list[Self]:
         """Messages that are decoded at first use; an error of `read` is raised then, and at each later use."""
         made = [*map(cls.__new__, repeat(cls, len(stored)))]
-        # No Python loop: most messages of a long conversation are never looked at.
+        # No Python loop here, because most messages of a long conversation are never decoded.
         deque(map(_set_number, made, numbers), 0)
         deque(map(_set_unread, made, zip(repeat(read), stored, numbers, strict=False)), 0)
         return made
@@ -281,7 +281,7 @@ def _attribute(message: Message, name: str) -> Any:
 _ABSENT: dict[str, Any] = dict.fromkeys(Message.model_fields)
 _set_number = vars(Message)["_number"].__set__
 _unread_of, _set_unread = vars(Message)["_unread"].__get__, vars(Message)["_unread"].__set__
-# Set here, so that type checkers know only the declared fields.
+# Assigned here, so that type checkers know only the declared fields.
 Message.__getattr__ = _attribute  # type: ignore[attr-defined]
 
 

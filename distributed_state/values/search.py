@@ -1,9 +1,9 @@
-"""How records are found: by tags, and by an index of their contents.
+"""Finding records: by tags, and by an index of their contents.
 
 A tag is a short text under a key, stored as one reserved field of the state. So each tag is set and removed by itself,
 and histories, rollbacks and forks treat tags as fields. The name of the field holds everything: `##` and both texts,
-escaped. Tags are not encrypted, because SQL compares them. An index receives each change at least once, in a record's
-order.
+escaped. Tags are not encrypted, because SQL compares them. An index receives each change at least once, and the changes
+of a record in order.
 
 Design: sections 9, 21.
 """
@@ -86,10 +86,12 @@ class SearchMatch:
 
 
 class SearchIndex(Protocol):
-    """Your own index, beside the archive: OpenSearch, a vector database. Methods may be `async def`.
+    """The interface of your own index outside the archive, such as OpenSearch or a vector database.
+
+    Methods may be `async def`.
 
     One process at a time sends it the changes of a partition. If that process ends between two steps, rows come again,
-    with the same content or newer. So store each under its scope, id, kind, collection and name.
+    with the same or newer content. Store each under its scope, id, kind, collection and name.
     """
 
     def apply(self, rows: Sequence[Row]) -> Awaitable[None] | None:
@@ -103,7 +105,7 @@ class SearchIndex(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """How a store is searched: `open(..., search=Search(...))`. All processes that use one archive need the same.
+    """The options of search: `open(..., search=Search(...))`. All processes that use one archive need the same options.
 
     `language` is a text search configuration of PostgreSQL ("english", "german", ...), which reduces words to their
     stems; "simple" leaves them as they are, as SQLite always does. `embed` is a function that returns a vector of
@@ -123,7 +125,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class SearchHit:
-    """Something that was found.
+    """A search result.
 
     It belongs to the record `scope`, `id` of the user `user`, and is a message with its `number`, a field with its
     `key`, or an item with its `key` in its `collection`. `text` is the best matching part, `value` the whole value, as

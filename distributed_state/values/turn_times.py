@@ -1,8 +1,8 @@
-"""Where the time of a turn went, and how that is noted in the turn's commit. Law: a note changes no state.
+"""How a turn spent its time, and the note about it in the turn's commit. Law: the note does not change the state.
 
-The note is the deletion of a field that no record has; the field's name holds the data. A new kind of operation would
-have stopped archivers of earlier releases, which may not skip what they do not know. To them this deletes an unknown
-request: it changes nothing, and they archive, export and import it.
+The note is an operation that deletes a field which no record has; the field's name holds the data. A new kind of
+operation would stop archivers of earlier releases, which must not skip unknown operations. For them the note deletes an
+unknown request: it changes nothing, and they archive, export and import it.
 
 Design: section 13.
 """
@@ -35,7 +35,7 @@ class TimedRun:
 
 @dataclass(frozen=True, slots=True)
 class TurnTimes:
-    """Where the time of a turn went, in seconds by its worker's monotonic clock.
+    """How a turn spent its time, in seconds by its worker's monotonic clock.
 
     `total` is the time from the start of the turn until its commit was sent. `lock` was spent waiting for the lease,
     `read` on reads from Redis and SQL, and `elsewhere` was not measured. `runs` has the 12 slowest runs in the order in
@@ -58,7 +58,7 @@ _KINDS: dict[str, Ran] = {"t": "tool", "m": "model"}
 
 
 def operation_of(times: TurnTimes) -> Operation:
-    """The operation that notes them, without zero and unknown values."""
+    """The operation that notes these times, without zero and unknown values."""
     noted: dict[str, Any] = {"total": round(times.total, _DIGITS)}
     if lock := round(times.lock, _DIGITS):
         noted["lock"] = lock
@@ -74,7 +74,7 @@ def operation_of(times: TurnTimes) -> Operation:
 
 
 def read(name: bytes) -> TurnTimes | None:
-    """Decode the note in a field's name; None if this release cannot read it, since that must not fail the change."""
+    """Decode the note in a field's name; None if this release cannot read it, which must not make the change fail."""
     try:
         noted = codec.decode(name[len(TIMES) :])
         more, more_seconds = noted.get("more", (0, 0.0))
