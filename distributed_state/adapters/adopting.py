@@ -1,9 +1,9 @@
 """Copies the threads of a framework's own store into ours: the common part. Law: the target is never overwritten.
 
 A thread is read from both stores and compared; missing parts are copied, and both are read again until they are equal.
-No progress is stored: a killed run is simply run again, also while others still work on the source. Threads that others
-changed in the target are reported and left as they are. The `adopting` module of each framework defines its threads and
-copies them.
+No progress is stored: a killed run is simply run again, even while others still write to the source. Threads that
+others changed in the target are reported and not changed. The `adopting` module of each framework defines its threads
+and copies them.
 
 A source is only read. Most classes of frameworks create missing tables, so the tables are checked before such a class
 opens the source.
@@ -66,7 +66,7 @@ class Threads(Protocol):
 
 @dataclass(slots=True)
 class Adopted:
-    """The progress: which of the `listed` threads were copied, were already there, differ, or could not be read."""
+    """The progress: which of the `listed` threads were copied, existed already, differ, or could not be read."""
 
     listed: int = 0
     copied: int = 0
@@ -149,9 +149,9 @@ async def deleted(record: AsyncRecord) -> bool:
 
 
 async def removed(record: AsyncRecord, shows: Callable[[Sequence[Change]], bool]) -> bool:
-    """Whether the history of a record `shows` that a part of it was removed here. The part is not restored.
+    """Whether the history of a record `shows` that a part was removed in the target. That part is not restored.
 
-    If the history was purged, this is unknown: then whether the record was changed here.
+    If the history was purged, this is unknown; then it returns whether the record was changed in the target.
     """
     if await untouched(record):
         return False
@@ -177,7 +177,7 @@ def canonical(value: Any) -> str:
 
 
 async def opened(stack: AsyncExitStack, given: Any, kinds: tuple[type, ...]) -> Any:
-    """The saver, service or database that `given` is, creates or opens; closed with the stack."""
+    """The saver, service or database: `given` itself, its result, or opened by this URL; closed with the stack."""
     managers = (AbstractAsyncContextManager, AbstractContextManager)
     if not isinstance(given, (*kinds, *managers)) and callable(given):
         try:

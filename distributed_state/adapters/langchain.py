@@ -84,7 +84,7 @@ def _written(message: BaseMessage) -> dict[str, Any]:
     try:
         fields = from_langchain([message])[0].to_dict()
     except InvalidValue:
-        fields = {"type": said["type"]}  # a role or a part that no other format knows
+        fields = {"type": said["type"]}  # a role or a part that the package's format lacks
     if fields.get("content", ...) == rest["content"]:
         del rest["content"]  # equal content is stored once
     return {**fields, _KEY: said}

@@ -98,7 +98,10 @@ class DistributedSession(SessionABC):
             await _settled(self._conversation.append(_stored(items)))
 
     async def pop_item(self) -> TResponseInputItem | None:
-        """Remove and return the newest item, None if the session is empty. Concurrent callers get different items."""
+        """Remove and return the newest item, or None if the session is empty.
+
+        Concurrent callers get different items.
+        """
         message = await _settled(self._session.pop_message())
         return None if message is None else _item(message.to_dict())
 
@@ -107,7 +110,7 @@ class DistributedSession(SessionABC):
         await _settled(self._session.replace_messages([]))
 
     def lock(self, *, wait: float = 60.0, ttl: float = 30.0) -> AsyncLease:
-        """Hold the session alone: `async with session.lock(): await Runner.run(agent, text, session=session)`.
+        """Lock the session: `async with session.lock(): await Runner.run(agent, text, session=session)`.
 
         A run adds its items in several commits, so without the lock two runs at once on one session mix their items.
         Waits at most `wait` seconds for another holder, then raises LockTimeout; a dead holder's lock ends after `ttl`
@@ -212,7 +215,7 @@ def _place(stored: dict[str, Any]) -> _Place:
 
 
 async def _settled(work: Coroutine[Any, Any, T]) -> T:
-    """Complete the work, and only then raise CancelledError if the caller was cancelled meanwhile."""
+    """Complete the work before raising CancelledError, if the caller was cancelled meanwhile."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

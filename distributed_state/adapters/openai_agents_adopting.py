@@ -1,4 +1,4 @@
-"""Copies sessions of the OpenAI Agents SDK into ours. Law: items are only added after equal items, or not at all.
+"""Copies sessions of the OpenAI Agents SDK into a store. Law: items are added only if all existing ones are equal.
 
 The SDK cannot list sessions: their ids are read from its database, or given by the caller.
 """
@@ -51,7 +51,7 @@ async def threads(
     into: Callable[[str, Any], DistributedSession] = DistributedSession,
     ids: Sequence[str] | None = None,
 ) -> Threads:
-    """The sessions that `source` creates from an id, or those at an SQLite, other database or Redis URL, and ours."""
+    """The sessions that `source` creates from an id, or those of a database or Redis URL, and those of the target."""
     make, listed = await _of_url(stack, source) if isinstance(source, str) else (source, None)
     if not callable(make):
         raise InvalidValue("the source is not a function that makes a session from its id")
@@ -124,7 +124,7 @@ async def _of_database(stack: AsyncExitStack, url: str) -> tuple[Make, Ids]:
 
 
 class Threads:
-    """The sessions of the SDK and ours."""
+    """The sessions of the SDK and of the target."""
 
     def __init__(
         self, store: AsyncStateStore, make: Make, ids: Ids, into: Callable[[str, Any], DistributedSession]

@@ -46,7 +46,7 @@ def open_store(given: Any) -> StateStore | AsyncStateStore:
 
 
 def named(id: Any, what: str) -> str:
-    """The id, if it is a non-empty string; else raise InvalidValue. For None, the store would make up an id."""
+    """The id, if it is a non-empty string; else raise InvalidValue. For None, the store would generate an id."""
     if not isinstance(id, str) or not id:
         raise InvalidValue(f"{what} must be a non-empty str, not {id!r:.80}")
     return id
@@ -125,7 +125,7 @@ class Opening(Generic[T]):
 
 
 class Conversation:
-    """A session, and a framework object's knowledge of it: not read yet, it existed, or its version when it was empty.
+    """A session, and what a framework object knows of it: not read yet, it existed, or its version when it was empty.
 
     A run reads its conversation, works, and then adds messages. If the conversation was deleted meanwhile, these would
     bring erased content back. So an object that read it before the deletion may not begin it again.
@@ -137,7 +137,7 @@ class Conversation:
         self._empty_at: int | None = None
 
     async def read(self, last: int | None = None) -> list[dict[str, Any]]:
-        """The last messages, or all, as the server has them."""
+        """Read the last messages, or all, from the server."""
         found = await self._session.raw_messages(last=last, fresh=True)
         # None if messages were found; otherwise the version of the empty record, which may be a deletion.
         self._looked, self._empty_at = True, None if found else await self._session.version()
@@ -171,6 +171,6 @@ class Conversation:
         self._looked = True
 
     def _may_begin(self) -> Callable[[Deleted], bool]:
-        """A check whether the object may begin it again after a deletion, by its knowledge before the write."""
+        """A check whether the object may begin the session again after a deletion, by what it knew before the write."""
         looked, empty_at = self._looked, self._empty_at
         return lambda deletion: not looked or deletion.version == empty_at

@@ -1,7 +1,7 @@
 """Copies the sessions of any ADK session service into ours, with the state of users and apps.
 
-Law: changes that others have made here are not overwritten. An event is stored with all its content, but does not
-change the state again: the state is copied as it is.
+Law: changes that others made in the target are not overwritten. An event is stored with all its content, but does not
+change the state again: the state itself is copied.
 
 Design: section 22.
 """
@@ -58,7 +58,7 @@ async def threads(
     into: Callable[[Any], DistributedSessionService] = DistributedSessionService,
     apps: Sequence[str] = (),
 ) -> Threads:
-    """The sessions of a service, or of a DatabaseSessionService's URL, and ours; those of `apps`, or of all apps."""
+    """The sessions of a service, or of a DatabaseSessionService's URL, and of the target; of `apps`, or of all apps."""
     service = await (
         _of_url(stack, source) if isinstance(source, str) else opened(stack, source, (BaseSessionService,))
     )
@@ -70,7 +70,7 @@ async def threads(
 
 
 class Threads:
-    """The sessions of a service and ours, the state of each user, and that of each app."""
+    """The sessions of a service and of the target, the state of each user, and that of each app."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Threads:
         version = await record.version(fresh=True)
         theirs, ours = await self._source.get_session(**where), await self._target.get_session(**where)
         if theirs is None:
-            return EQUAL  # deleted since it was listed
+            return EQUAL  # deleted after it was listed
         events = [dumped(event) for event in theirs.events]
         there = [dumped(event) for event in ours.events] if ours else []
         state, has = _own(theirs.state), _own(ours.state) if ours else {}

@@ -13,7 +13,8 @@ A session has two more fields: `adk:updated`, the time of its last event, by whi
 Reads return the server's current state, each record at one version.
 
 An event's changes to `app:` and `user:` keys go to separate records, in one exchange after the commit. A crash between
-the two leaves the event stored with all its changes; when it is appended again, it is recognised and the rest is done.
+the two leaves the event stored with all its changes; when it is appended again, it is recognised and the second step is
+completed.
 """
 
 from __future__ import annotations
@@ -185,10 +186,10 @@ class Seen:
 
 
 async def look(record: AsyncSession, config: GetSessionConfig | None) -> Seen | None:
-    """The session as the server has it, with the events that `config` requests; None if it does not exist."""
+    """The session's current state, with the events that `config` requests; None if it does not exist."""
     version = await record.version(fresh=True)
     for _ in range(_ROUNDS):
-        # These reads need no request to the server unless the record changes.
+        # These reads send no request unless the record changes.
         fields = await record.get_all()
         if UPDATED not in fields:
             return None
@@ -197,7 +198,8 @@ async def look(record: AsyncSession, config: GetSessionConfig | None) -> Seen | 
         if now == version:
             break
         version = now
-    # The record changes all the time. The fields are then older than the messages: at worst an append finds it stale.
+    # The record changes constantly. The fields are then older than the messages: at worst an append finds the session
+    # stale.
     return Seen(fields, messages)
 
 
@@ -238,10 +240,10 @@ async def newest(records: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
 async def listed(store: AsyncStateStore, app: str, user: str | None) -> list[tuple[str, str, str]]:
     """The sessions of an app, or of one of its users, each as app, user and id."""
     names = [app] if user is None else [app, user]
-    # With an owner, callers who may see only their own records may list them.
+    # With an owner, callers that may see only their own records can list them.
     owner = None if user is None else joined(*names)
     parts = map(parted, await sessions_below(store, joined(*names, ""), user=owner))
-    # A name with more parts is not ADK's: a session was forked to a name below its own.
+    # A name with more parts does not come from ADK: a session was forked to an id that begins with its own.
     return [(each[0], each[1], each[2]) for each in parts if len(each) == len(("app", "user", "id"))]
 
 
@@ -321,7 +323,7 @@ class DistributedSessionService(BaseSessionService):
             written = await record.write(set=fields, expect={UPDATED: ABSENT}, revive=True)
         except Conflict as error:
             raise AlreadyExistsError(f"Session with id {id} already exists.") from error
-        # After the commit, so that a refused call has changed nothing.
+        # Written after the commit, so that a refused call has changed nothing.
         await self._share(app_name, user_id, delta)
         user, app = await self._shared(app_name, user_id)
         stored = fields if written.version == 1 else {**await record.get_all(), **fields}
@@ -459,7 +461,7 @@ class DistributedSessionService(BaseSessionService):
         return user, app
 
     async def _revision(self, session: Session) -> int:
-        """The revision of the conversation that this session shows."""
+        """The revision of the conversation in this session object."""
         marker = session._storage_update_marker  # noqa: SLF001
         if marker is not None and marker.isdecimal():
             return int(marker)
@@ -491,7 +493,7 @@ class DistributedSessionService(BaseSessionService):
             events=list(events),
             last_update_time=fields[UPDATED],
         )
-        session._storage_update_marker = str(fields[REVISION])  # noqa: SLF001 - where the services of ADK keep theirs
+        session._storage_update_marker = str(fields[REVISION])  # noqa: SLF001 - as in ADK's own services
         return session
 
 
@@ -522,7 +524,7 @@ def _service(uri: str, **kwargs: Any) -> DistributedSessionService:
     for option in filter(None, parts.query.split("&")):
         name, _, value = option.partition("=")
         if name in _SETTINGS:
-            settings[name] = unquote(value)  # no plus becomes a space: databases are named as postgresql+psycopg://
+            settings[name] = unquote(value)  # a plus stays a plus: URLs begin with postgresql+psycopg://
         else:
             rest.append(option)
     server = parts.scheme.partition("+")[2]

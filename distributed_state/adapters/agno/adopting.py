@@ -1,6 +1,6 @@
 """Copies sessions, runs and user memories of any of Agno's databases into ours.
 
-Law: changes that others have made here are not overwritten.
+Law: changes that others made in the target are not overwritten.
 
 Design: section 22.
 """
@@ -43,7 +43,7 @@ async def threads(
     *,
     into: Callable[[Any], AsyncDistributedDb] = AsyncDistributedDb,
 ) -> Threads:
-    """The sessions and memories of a database, or of a PostgreSQL, SQLite or Redis URL, and ours."""
+    """The sessions and memories of a database, or of a PostgreSQL, SQLite or Redis URL, and of the target."""
     if isinstance(source, str):
         source = _of_url(source)
         stack.callback(source.close)
@@ -74,7 +74,7 @@ def _of_url(url: str) -> BaseDb:
 
 
 class Threads:
-    """The sessions of a database and ours, and the memories of each user."""
+    """The sessions of a database and of the target, and the memories of each user."""
 
     def __init__(self, store: AsyncStateStore, source: BaseDb | AsyncBaseDb, target: AsyncDistributedDb) -> None:
         self._store = store
@@ -137,7 +137,7 @@ class Threads:
             return DELETED
         theirs, ours = await self._ask("get_session", id), await self._target.get_session(id)
         if theirs is None:
-            return EQUAL  # deleted since it was listed
+            return EQUAL  # deleted after it was listed
         if ours is None:
             return Found(work=(theirs, True, []))
         row, runs = _rows(theirs)

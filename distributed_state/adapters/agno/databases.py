@@ -1,6 +1,7 @@
 """The two databases of Agno over a store. Law: the logic is written once, in `records`, for asyncio.
 
-Every method is created here: methods of our families await `records` or run it to its end, the rest call `others`.
+Every method is created here: methods for sessions, runs and memories await `records` or run it to its end; all others
+call `others`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from distributed_state import AsyncStateStore, StateStore
 from distributed_state.adapters.agno.records import Records
 from distributed_state.adapters.stores import finish, open_store
 
-# Methods of our families that Agno's base class has and we do not: its refusal is correct.
+# Methods for sessions, runs and memories that only Agno's base class has: its refusal is correct.
 _BASE = {"to_dict", "from_dict", "close", "cancel_pending_run", "reassign_session_owner"}
 
 

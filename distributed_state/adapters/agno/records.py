@@ -1,9 +1,9 @@
-"""Agno's sessions, runs and user memories as records of a store. Law: a save writes one of them, and only its changes.
+"""Agno's sessions, runs and user memories as records of a store. Law: a save writes one record, and only its changes.
 
 | Agno | here |
 |---|---|
 | session | `store.session("agno_sessions/id", user=user_id)` |
-| its columns, its `session_data[k]`, its `session_state[k]` | fields `row/...`, `data/k`, `state/k` of that |
+| its columns, its `session_data[k]`, its `session_state[k]` | fields `row/...`, `data/k`, `state/k` of that session |
 | run | an item of its session's collection `runs`, whose key gives its place in the order |
 | place of a run | `store.task("agno_runs/id", user=user_id)`: the id of its session, and the key there |
 | user memory | field `agno_memories/id` of `store.user(user_id)`; without a user of `store.app("agno_memories")` |
@@ -14,10 +14,10 @@ that two workers may change independently are in separate fields.
 Agno reads a session, changes a key of its state and saves the whole session. So a session object keeps the fields that
 were read, a save writes the difference, and two concurrent saves do not undo each other.
 
-A run is an item of its session, stored in one commit, and is removed with its session. Agno requests a run by its id
-alone, so a record with that id points to it: written before the run, and removed after it. A pointer without its run,
-left by a worker killed in between, is ignored. A memory is a field of its user's record; a request without a user
-searches all users.
+A run is an item of its session, stored in one commit, and is removed with its session. Agno requests a run only by its
+id, so a record with that id points to the run: it is written before the run, and removed after it. A pointer without
+its run, left by a worker killed in between, is ignored. A memory is a field of its user's record; a request without a
+user searches all users.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class Records:
         fields = await self._session(session_id).get_all(fresh=True)
         if ID not in fields or (user_id is not None and fields[OWNER] != user_id):
             return None
-        fields[ID] = session_id  # it may be a fork of another
+        fields[ID] = session_id  # the session may be a fork of another one
         row = {**row_of(fields), "runs": await self._runs_of(session_id, runs_limit)}
         return _as_session(session_type, row, fields) if deserialize else row
 
@@ -238,7 +238,7 @@ class Records:
         """Save a session: its fields afterwards, None if another user owns it; and whether this call created it."""
         was_read = known is not None
         for _ in range(_ROUNDS):
-            # An object that was created without reading the session replaces it: missing fields are deleted.
+            # An object that was created without reading the session replaces the session: missing fields are deleted.
             base = await record.get_all(fresh=True) if known is None else known
             begins = ID not in base  # also if the record exists but is not a session, such as a late rename
             if not begins and base[OWNER] not in (None, fields[OWNER]):
@@ -255,7 +255,7 @@ class Records:
                     raise
                 if begins:
                     with suppress(Conflict):
-                        await record.create(fields)  # owned by the user who creates it now, not the earlier one
+                        await record.create(fields)  # owned by the user who creates it now, not by the earlier owner
                         return fields, True
             except Conflict:
                 pass
@@ -290,7 +290,8 @@ class Records:
         fields = await self._session(session_id).get_all(fresh=True)
         if ID not in fields or (user_id is not None and fields[OWNER] != user_id):
             return False
-        # The session last: if the worker is killed in between, a repeated call still finds the remaining runs.
+        # The session is removed last: if the worker is killed in between, a repeated call still finds the remaining
+        # runs.
         for run in await self._runs_of(session_id):
             await self._store.erase(joined(self._runs, run["run_id"]), scope="task")
         await self._store.erase(joined(self._sessions, session_id))
@@ -315,7 +316,7 @@ class Records:
         id = row.get("run_id")
         if id is None:
             raise ValueError("Run must have a run_id")
-        # Without a request to the server: the commit checks the place that this process knows.
+        # Read without a request to the server, because the commit checks the place that this process knows.
         known = await self._pointer(id).get_all()
         if known and await self._put(known, row, if_present=True):
             return

@@ -1,4 +1,4 @@
-"""Copies the threads of any LangGraph saver into ours. Law: an existing checkpoint is never saved again.
+"""Copies the threads of any LangGraph saver into a store. Law: an existing checkpoint is never saved again.
 
 A saver reports neither a pending write's place among those of its task nor the task's path; the order in which it
 returns them is kept. A saver given by URL is opened only if its tables exist, and only for reading.
@@ -47,7 +47,7 @@ async def threads(
     *,
     into: Callable[[Any], DistributedStateSaver] = DistributedStateSaver,
 ) -> Threads:
-    """The threads of a saver, or of a PostgreSQL or SQLite URL, and ours."""
+    """The threads of a saver, or of a PostgreSQL or SQLite URL, and of the target."""
     saver = await opened(stack, saver_of(source) if isinstance(source, str) else source, (BaseCheckpointSaver,))
     return Threads(store.aio, await Source.of(saver), into(store))
 
@@ -88,7 +88,7 @@ class Source:
             async for each in self.list(None):
                 found[each.config["configurable"]["thread_id"]] = None
             return [*found][::-1]
-        # It would hold all checkpoints of the database in memory at once, so they are read in pages, newest first.
+        # Such a list would hold all checkpoints of the database in memory, so they are read in pages, newest first.
         before, size = None, _PAGE
         while True:
             page = [each.config["configurable"] async for each in self.list(None, before=before, limit=size)]
@@ -102,7 +102,7 @@ class Source:
 
 
 class Threads:
-    """The threads of a saver and ours."""
+    """The threads of a saver and of the target."""
 
     def __init__(self, store: AsyncStateStore, source: Source, target: DistributedStateSaver) -> None:
         self._store = store
@@ -143,7 +143,7 @@ class Threads:
         return Found(work=left) if left else EQUAL
 
     async def _difference(self, thread_id: str, key: Key) -> tuple[str, bool]:
-        """The difference between both versions of a checkpoint; and whether ours lacks pending writes, to be added."""
+        """The difference between both versions of a checkpoint; and whether the target lacks pending writes."""
         config = _config(thread_id, *key)
         theirs, ours = await self._source.get(config), await self._ours.get(config)
         if theirs is None or ours is None:
@@ -306,5 +306,5 @@ def _sqlite_saver(path: str) -> Iterator[BaseCheckpointSaver[Any]]:
 
     with closing(sqlite3.connect(read_only(path), uri=True, check_same_thread=False)) as connection:
         saver = SqliteSaver(connection)
-        saver.is_setup = True  # else it would create tables and change the journal mode before reading
+        saver.is_setup = True  # otherwise it would create tables and change the journal mode before reading
         yield saver

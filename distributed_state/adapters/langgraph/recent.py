@@ -1,9 +1,8 @@
-"""A cache of the threads that this process served last. Law: it saves round trips, but the server decides.
+"""A cache of the threads that this process served last. Law: it only saves round trips; the server checks every commit.
 
-The checkpoint that it takes for a thread's newest is sent with each commit, as a condition that the server checks;
-cached values never change once they are stored. The state that a run found belongs to the run: whether the thread was
-empty or had been deleted is in a context variable, because LangGraph saves in copies of the run's context. The rest is
-carried by the ids.
+Each commit sends the checkpoint that the cache has as a thread's newest, as a condition that the server checks; cached
+values never change once they are stored. Whether a run found its thread empty or deleted is in a context variable,
+because LangGraph saves in copies of the run's context. Other findings of a run are in the classes of the ids.
 
 Design: section 22.
 """

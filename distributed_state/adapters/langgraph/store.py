@@ -2,8 +2,8 @@
 
 A namespace is a record of scope app, its keys are items of it. A separate record, the directory, has the names of all
 namespaces as items, so that the namespaces below another one are found in order; a namespace is listed before it gets
-its first item. A value is stored as given, with its times under a reserved name; names like that get an extra "#".
-All times are from the server's clock: by their own clocks, workers would disagree about which values have expired.
+its first item. A value is stored as given, with its times under a reserved name; names like that get an extra "#". All
+times are from the server's clock; with their own clocks, workers would disagree about which values have expired.
 
 Design: section 22.
 """

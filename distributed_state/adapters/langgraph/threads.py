@@ -271,7 +271,7 @@ class Thread:
 
     async def _advance(self, saved: Saved, parent: str | None, items: list[PutItem], tag: str | None) -> None:
         """Save a checkpoint of the root namespace; if it becomes the newest, the same commit records that."""
-        # By the run's own findings, not this process's: only one of two runs that found it empty begins the thread.
+        # Decided by what the run itself found: only one of two runs that found the thread empty begins it.
         continues = self.recent.begins(self.id) if parent is None else self.known.continues(parent)
         expected = parent if continues or not self.known.known else self.known.head
         frame = items[-1].value
@@ -365,13 +365,13 @@ class Thread:
                     raise
                 if begun_after != seen.empty_at:
                     raise self._deleted() from error
-                seen.begun_after = begun_after  # this run saw that deletion: it may begin the thread, or join it
+                seen.begun_after = begun_after  # this run found that deletion: it may begin or join the thread
                 continue
             except Deleted as error:
                 if not (may_begin if seen is None else seen.empty_at == error.version):
                     raise self._deleted() from error
                 version = error.version
-            with suppress(Conflict):  # another run has just done it
+            with suppress(Conflict):  # another run has just begun it
                 await self.record.create({AGAIN: version})
             if seen is not None:
                 seen.begun_after = version

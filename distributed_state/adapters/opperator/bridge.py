@@ -1,8 +1,8 @@
 """An agent under an Opperator daemon. Law: the daemon's messages are handled in order; commands run in parallel.
 
-The daemon's messages become events of the fleet: each message is published once, and the agent's hooks run from the
-fleet's events, here as on every other replica. The daemon's next message is read after the hooks for this one have
-run, as in the daemon's own SDK.
+The daemon's messages become events of the fleet: each message is published once, and the fleet's events run the agent's
+hooks, here and on every other replica. The daemon's next message is read after the hooks for this one have run, as in
+the daemon's own SDK.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Bridge:
         await self._agent.run()
 
     def _call(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """Call a method of the agent or its store, sync or asyncio, from one of our threads."""
+        """Call a method of the agent or its store, sync or asyncio, from a thread of the bridge."""
         if self._loop is None:
             return call(*args, **named)
 
@@ -111,7 +111,7 @@ class Bridge:
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result()
         except RuntimeError:
-            work.close()  # the loop is closed, and the coroutine never ran
+            work.close()  # the loop is closed, so the coroutine did not run
             raise
 
     # To the daemon
@@ -152,7 +152,7 @@ class Bridge:
                     self._receive(message)
             except InvalidValue as error:
                 self._agent.log("WARNING", "ignored a message from the daemon", error=str(error))
-            except Exception as error:  # noqa: BLE001 - the next message may be a good one
+            except Exception as error:  # noqa: BLE001 - the next message may be valid
                 text = f"{type(error).__name__}: {error}"
                 self._agent.log("ERROR", "a message from the daemon could not be published", error=text)
         if not self._ended:
@@ -326,7 +326,7 @@ class Publisher:
             self._go_to("")
 
     def _agents(self, previous: str | None, following: str | None) -> None:
-        # The daemon reports a switch to both agents, half of it to each: `agent` names the agent of this half.
+        # The daemon reports a switch to both agents, to each its own half: `agent` names the agent of this half.
         self._emit("agent.switched", {"previous_agent": previous, "next_agent": following, "agent": self._agent.name})
 
     def _emit(self, type: str, data: dict[str, Any]) -> None:

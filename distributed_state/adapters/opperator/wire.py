@@ -1,7 +1,7 @@
 """The messages between an Opperator daemon and an agent's process, and the pipes that carry them.
 
-Law: message shapes are defined only here; a writer never waits for the reader, and no line stops the next. A line
-is a JSON object {"type", "timestamp", "data"}. From the daemon:
+Law: message shapes are defined only here; a writer never waits for the reader, and a bad line does not block the next.
+A line is a JSON object {"type", "timestamp", "data"}. From the daemon:
 
     command           {command, args?, id?, working_dir?}; `__list_commands` asks for the registry
     lifecycle_event   {event_type, data}:
@@ -415,7 +415,7 @@ class Busy:
 def standard_streams() -> Iterator[tuple[Any, Any]]:
     """Lend standard input and output to the caller: other code prints to standard error, and reads an empty input.
 
-    The process's own descriptors change, so that this holds for libraries in C and for child processes, too.
+    The process's own descriptors change, so that this also applies to libraries in C and to child processes.
     """
     sys.stdout.flush()
     ours = [os.dup(0), os.dup(1)]
