@@ -72,7 +72,7 @@ def opened(replica: str) -> None:
 
 
 def closed(replica: str) -> None:
-    """Stop naming it."""
+    """Stop naming this replica."""
     _NAMED.replicas.remove(replica)
 
 

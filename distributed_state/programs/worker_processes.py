@@ -1,6 +1,6 @@
 """Worker processes that speak JSON lines: orders on their stdin, reports on their stdout.
 
-Law: a process is gone when `end` returns; a line cut off by a kill counts as not sent. The replay, the demo, the load
+Law: a process has ended when `end` returns; a line cut off by a kill counts as not sent. The replay, the demo, the load
 generator and the matrix of faults all use it.
 """
 
@@ -41,7 +41,8 @@ class WorkerProcess:
         pipe = subprocess.PIPE
         self._log = log
         with nullcontext() if log is None else open(log, "ab", opener=private_opener) as errors:
-            # Its own session: a Ctrl-C in the terminal reaches only us, and we end it.
+            # In a session of its own, so that a Ctrl-C in the terminal reaches only this process, which ends the
+            # worker.
             self._process = subprocess.Popen(
                 command,
                 stdin=pipe,

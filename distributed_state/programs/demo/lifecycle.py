@@ -181,7 +181,7 @@ class Show:
         start = len(victim.of(HOOK))
         events = {each["id"]: each["type"] for other in others for each in other.of(EVENT)}
         self.missed = events.keys() - before
-        hooks = sum(events[id] != "config.changed" for id in self.missed)  # it takes the newest config at its start
+        hooks = sum(events[id] != "config.changed" for id in self.missed)  # it starts with the newest
         with self.screen.waiting(f"{VICTIM} starts"):
             self.fleet.start(victim)
             done = self.fleet.until(
@@ -246,7 +246,7 @@ def _stream(store: StateStore, known: set[str], seconds: float) -> list[Event]:
 
 @contextmanager
 def _place(plan: Plan, folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """The settings of all stores, and the server's name, with a server of our own if none is given."""
+    """The settings of all stores, and the server's name; starts a server if none is given."""
     with redis_server_unless(plan.url, folder / "redis") as (url, name):
         settings = {
             "url": url,
@@ -368,7 +368,7 @@ class Replica:
             self.reports.append(report)
         elif self._process is not None and started == self._starts:
             said = self._process.complaint()
-            self._process.wait(_STOP_SECONDS)  # so that its own exit code is reported, not that of a SIGKILL
+            self._process.wait(_STOP_SECONDS)  # so that its own exit code is reported instead of SIGKILL's
             self.kill()
             raise StateError(f"{self.name} ended with {self.exit_code}: {said}")
 

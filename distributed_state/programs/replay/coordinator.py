@@ -1,8 +1,8 @@
 """Hands out turns to workers, kills some, and keeps the log of acknowledged turns.
 
-Law: a turn counts as acknowledged when the commit's reply reached a worker and its report reached us, whatever happens
-to the worker afterwards; a turn that was not acknowledged is handed out again. A worker is a process that may be
-killed, or a thread of this process. It either finishes a turn or raises WorkerDied.
+Law: a turn counts as acknowledged when the commit's reply reached a worker and the worker's report reached the
+coordinator, even if the worker dies afterwards; a turn that was not acknowledged is handed out again. A worker is a
+process that may be killed, or a thread of this process. It either finishes a turn or raises WorkerDied.
 
 A file has one conversation per line, `{"id": ..., "messages": [...]}`, with messages in the OpenAI chat format. A file
 with an invalid line is refused as a whole.
@@ -165,7 +165,7 @@ class Coordinator:
                 for number in range(self._workers):
                     slots.create_task(self._slot(number))
         except ExceptionGroup as failed:
-            # The other failures are consequences of the first, or the same.
+            # The other failures have the same cause, or are consequences of the first.
             raise failed.exceptions[0] from None
         return self.tally
 
@@ -233,7 +233,7 @@ class Coordinator:
                 self._acknowledge(Ack(turn.conversation.id, turn.number, report["version"], report["first"]))
             case "already":
                 turn.committed = True
-                self.tally.struck[BEFORE] -= 1  # this was assumed when the first worker died
+                self.tally.struck[BEFORE] -= 1  # counted when the first worker died
                 self.tally.struck[UNHEARD] += 1
             case "done":
                 self._recent.append(report["seconds"]["turn"])
@@ -263,7 +263,7 @@ class Coordinator:
             return
         self._strikes.pop()
         if self._begun > self._early:
-            # A kill that comes too late needs a later turn, and there may not be one: kill at once.
+            # A kill that comes too late needs a later turn, which may not exist, so kill at once.
             self._strike(worker, turn)
             return
         # Spread over the usual length of a turn, so that kills land in every part of one.
@@ -273,7 +273,7 @@ class Coordinator:
 
     def _strike(self, worker: Worker, turn: Turn) -> None:
         if worker.killed or turn.stage in ("done", "failed"):
-            self._strikes.append(self._begun)  # too late for this turn: kill in the next one that begins
+            self._strikes.append(self._begun)  # too late for this turn: kill in the next turn that begins
         else:
             self.tally.kills += 1
             worker.kill()
@@ -281,7 +281,7 @@ class Coordinator:
     def _struck(self, where: str) -> None:
         self.tally.struck[where] += 1
         if where == IDLE:
-            self._strikes.append(self._begun)  # the report that its turn was over was on the way: kill another
+            self._strikes.append(self._begun)  # the report of its turn's end was under way: kill another worker
 
 
 @dataclass
@@ -350,7 +350,7 @@ class Worker(ABC):
 
     @abstractmethod
     async def serve(self, order: dict[str, Any], listen: Listen) -> None:
-        """Have one turn served; reports go to `listen`. Raises WorkerDied."""
+        """Let the worker serve one turn; reports go to `listen`. Raises WorkerDied."""
 
     @abstractmethod
     def kill(self) -> None:

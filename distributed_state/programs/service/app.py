@@ -2,13 +2,13 @@
 
 Every request takes the same path: guard (caller, rights, room in the worker), parse, engine, answer.
 
-The answer repeats the request's `X-Request-Id`, or gets a new one, and the access log shows it. It is not an
-`Idempotency-Key`, because proxies make up another one for each attempt. It is not the actor that history shows, either:
-that is `X-Actor`, set by the proxy that authenticates users in front of the workers.
+The answer repeats the request's `X-Request-Id`, or gets a new one, and the access log shows it. It cannot serve as an
+`Idempotency-Key`, because proxies generate another one for each attempt. The actor in the history comes from `X-Actor`,
+which the proxy that authenticates users sets.
 
 An abandoned request is cleaned up after its answer: a cancelled turn releases its lease, which takes a while if Redis
-does not answer. Operators and load balancers ask a worker whether it can serve. However many ask, each server gets at
-most one small probe a second, and a scrape of metrics reads only this process.
+does not answer. Operators and load balancers ask a worker whether it can serve. Each server gets at most one small
+probe a second, independent of the number of questions, and a scrape of metrics reads only this process.
 
 Design: sections 24, 27.
 """
@@ -89,10 +89,10 @@ def probes(store: AsyncStateStore, seconds: float) -> dict[str, Probe]:
 async def any_server(port: Port, keys: Keys) -> None:
     """Check that at least one server of a cluster accepts writes. Raises the first server's error if none does.
 
-    If one unavailable server failed the probe, the worker could not serve the records of the others.
+    If one unavailable server made the probe fail, the worker would not serve the records on the other servers.
 
-    PING is not enough: a replica, a full server, and a server where our user has no rights all answer it. `SET XX` of a
-    key that never exists writes nothing, and is refused whenever a commit would be.
+    PING is not enough: a replica, a full server, and a server that denies this user its rights all answer it. `SET XX`
+    of a key that never exists writes nothing, and is refused whenever a commit would be.
     """
     owned: dict[str, bytes] = {}
     for partition in range(keys.partitions):
@@ -189,7 +189,7 @@ class Measures:
         self, *, running: Callable[[], float], streams: Callable[[], float], ready: Callable[[], float]
     ) -> None:
         self.registry = CollectorRegistry()
-        self._most = 0  # tenants that have counters of their own
+        self._most = 0  # maximum number of tenants with separate counters
         process(self.registry)
         self._requests = Counter(
             f"{_PREFIX}_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
@@ -279,8 +279,8 @@ class Work:
         try:
             return task.result()
         finally:
-            # An exception refers to this frame: with `task` in it, all data of the request would stay in memory until
-            # the next garbage collection.
+            # An exception refers to this frame: if the frame kept `task`, all data of the request would stay in memory
+            # until the next garbage collection.
             del task
 
     def _done(self, over: asyncio.Future[None], task: asyncio.Task[Any]) -> None:
@@ -290,7 +290,7 @@ class Work:
             task.exception()  # marks it as retrieved: the client may already have its answer
 
     async def finish(self, seconds: float) -> None:
-        """Wait at most this long for all requests, also those that begin meanwhile; then abandon the rest."""
+        """Wait at most this long for all requests, including those that begin meanwhile; then abandon the rest."""
         self._end = asyncio.get_running_loop().time() + seconds
         await self._ended(seconds)
         for over in list(self._waiting):
@@ -300,7 +300,7 @@ class Work:
     async def _ended(self, seconds: float) -> None:
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        # A loop, because requests may begin meanwhile: without it they would be abandoned with all of their time left.
+        # A loop, because requests may begin meanwhile, which would otherwise be abandoned although time is left.
         while self._tasks and (left := end - loop.time()) > 0:
             await asyncio.wait(self._tasks, timeout=left)
 
@@ -337,7 +337,7 @@ class Service:
         self.store: AsyncStateStore | None = None
         self.draining = False
         self.awaited = "Redis and SQL"
-        """The servers that it waits for until it begins; shown to clients."""
+        """The servers that the worker waits for before it serves; shown to clients."""
         self._probes: dict[str, Probe] = {}
         self._work = Work()
         self.budget = Budget(self.limits.in_flight, self.limits.room)
@@ -399,7 +399,7 @@ class Service:
         self.store = store
 
     def wait_for(self, server: str) -> None:
-        """Name the server that the worker waits for, for the answers until then."""
+        """Note the server that the worker waits for; answers name it until the worker serves."""
         self.awaited = f"{server}, which does not answer"
 
     async def leave(self) -> None:
@@ -427,7 +427,7 @@ class Service:
     async def _serve(self, operation: Operation, request: Request) -> Response:
         began = time.perf_counter()
         about = requests.record_of(request)
-        # Set in the context of the request's own task, which the tasks that it starts inherit.
+        # Set in the context of the request's own task; tasks that it starts inherit it.
         logs.REQUEST_ID.set(requests.request_id(request))
         logs.RECORD.set(about)
         try:
@@ -532,8 +532,8 @@ class Service:
         if self.draining:
             raise Unavailable("this worker is stopping")
         if asked.request.method == "HEAD":
-            # The answer to HEAD ends with its head. A proxy sends another client's request next on this connection, and
-            # that would wait forever for the stream to end.
+            # The answer to HEAD ends with its head. Otherwise another client's request, which a proxy sends next on
+            # this connection, would wait forever for the stream to end.
             return Response(media_type=EventStream.media_type)
         types = [each for several in given.types for each in several.split(",") if each]
         positions = Positions(lifecycle_of(asked.store).tiers().archive_id, asked.caller.prefix)
@@ -555,7 +555,7 @@ class Service:
         return stream
 
     async def _end_when_refused(self, stream: EventStream, asked: Asked) -> None:
-        """End a stream once its caller's token is revoked or has expired: one check covers a single request only."""
+        """End a stream once its caller's token is revoked or has expired: the stream checked it only at its start."""
         caller = asked.caller
         with contextlib.suppress(StateError, HTTPException):
             while caller == asked.caller:

@@ -1,26 +1,27 @@
-"""Recognizes the callers of requests, and checks their rights. Law: a request without a caller never uses the store.
+"""Identifies the callers of requests, and checks their rights. Law: a request without a caller never uses the store.
 
 Without a setting for authentication, only this machine may send requests. A caller is recognized by the headers of a
 trusted proxy, else by a bearer token. A token with our own beginning is looked up in SQL; any other token is a JWT. A
 proxy is recognized by the address of the connection itself, not by an address in `X-Forwarded-For`.
 
-A request with a known token waits for no server. A token is valid for a few seconds after it was read, and is then read
-again in the background, so a revoked token is refused within `Ages.revoked` seconds. While SQL is unavailable a known
-token is accepted for `Ages.away` seconds; an unknown one can be neither accepted nor refused. One query runs at a time,
-and all tokens that arrive meanwhile go into the next query, so guessing tokens causes no additional queries. Requests
-do not take a place among the served requests until their caller is known: strangers would displace known callers.
+A request with a known token does not wait for a server. A token is valid for a few seconds after it was read, and is
+then read again in the background, so a revoked token is refused within `Ages.revoked` seconds. While SQL is unavailable
+a known token is accepted for `Ages.away` seconds; an unknown one can be neither accepted nor refused. One query runs at
+a time, and all tokens that arrive meanwhile go into the next query, so guessing tokens causes no additional queries. A
+request takes a place among the served requests only when its caller is known: otherwise strangers could displace known
+callers.
 
-JWTs must be signed with a key pair. If shared secrets were accepted, the provider's public key, which everybody knows,
-would pass as one. Source: RFC 8725, "JSON Web Token Best Current Practices".
+JWTs must be signed with a key pair. If shared secrets were accepted, an attacker could sign with the provider's public
+key as the secret. Source: RFC 8725, "JSON Web Token Best Current Practices".
 
-A stranger can attack through a browser on the same machine: the stranger's page resolves its own name to 127.0.0.1, and
-its scripts can then read the service's answers (DNS rebinding). `Host` still holds the page's name, so it is compared
-with the names that the service may be called by.
+An attacker can use a browser on the same machine: a web page resolves its own name to 127.0.0.1, and its scripts can
+then read the service's answers (DNS rebinding). `Host` still holds the page's name, so it is compared with the allowed
+names of the service.
 
 A caller acts within one tenant, which is a prefix of ids: the ids of all its records, users and tasks begin with it.
 Every other id is refused before a server is asked, so the answer does not show whether the record exists. A tenant may
-lie within another one, as `acme:eu:` within `acme:`. Callers of both count for `acme:`: its admin makes tokens for
-tenants within it, and each of these would otherwise have the limits of a tenant of its own.
+lie within another one, as `acme:eu:` within `acme:`. Callers of both count for `acme:`: its admin can make tokens for
+tenants within it, and otherwise each of these would add the limits of another tenant.
 
 The store itself asks the policy for every record that a request names, so an operation that forgets to check cannot
 give a tenant another tenant's data. The policy denies everything that it does not allow. Outside a request there is no
@@ -70,7 +71,7 @@ from distributed_state.store.lifecycle import lifecycle_of
 from distributed_state.values.access_tokens import BEGINNING, RIGHTS, FoundToken, Right, digest, id_of, prefix_of
 from distributed_state.values.model import SCOPES, unescape
 
-_DEEPEST = 8  # nested tenants that are counted by themselves; a deeper one counts for these
+_DEEPEST = 8  # nesting levels of tenants that are counted separately; a deeper tenant counts only for these
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +86,13 @@ class Caller:
     rights: frozenset[Right] = frozenset(RIGHTS)
     credential: str = ""
     tenants: tuple[str, ...] = field(init=False)
-    """The prefixes that its requests count for, the outermost first: its own, and those that contain it."""
+    """The prefixes that its requests count for, the outermost first: its own prefix and those that contain it."""
     tenant: str = field(init=False)
     """The outermost of these, "" for callers of all tenants."""
     parties: tuple[str, ...] = field(init=False)
-    """The same as names of parties; without a tenant, the actor is the party. A tenant never equals an actor's name."""
+    """The names of parties for these prefixes; without a tenant, the actor is the party.
+
+    A tenant never equals an actor's name."""
     party: str = field(init=False)
     """The party for fair shares: the outermost tenant, or the actor of a caller of all tenants."""
 
@@ -137,11 +140,11 @@ _NOBODY = Caller(prefix="nobody:", rights=frozenset())
 
 
 class _Recognized(Exception):
-    """Raised by our policy for `_NOBODY`, to distinguish it from another policy that denies."""
+    """Raised by this policy for `_NOBODY`, to distinguish it from another policy that denies."""
 
 
 def callers_policy(also: Policy | None = None) -> Policy:
-    """The `access` policy for the store of a service. With `also`, your own policy must allow a request too."""
+    """The `access` policy for the store of a service. Your own policy, `also`, must allow a request too."""
 
     def policy(request: access.Request) -> bool:
         caller = CALLER.get()
@@ -249,7 +252,7 @@ class Authentication:
         self._access = access or Access()
         self.known = self._access.known
         self.proxies = Proxies(self._access.trust_proxy)
-        # A caller with the key is on this machine, where a stranger's page may use the browser.
+        # A caller with the key is on this machine, where an attacker's web page may use the browser.
         closed = (self.known and not self._access.key) or self._access.insecure
         local = () if closed else LOCAL
         self.hosts = Hosts({*local, *self._access.allow_host})
@@ -258,7 +261,7 @@ class Authentication:
         self._jwts = Jwts(self._access.issuer, Strangers(strangers)) if self._access.issuer else None
 
     def require_place(self, address: str) -> None:
-        """Raise ConfigurationError if a service with these settings must not listen on this address."""
+        """Raise ConfigurationError if it would be unsafe to listen on this address with these settings."""
         if self.known:
             return
         if self._access.insecure:
@@ -269,7 +272,10 @@ class Authentication:
             require_loopback(address)
 
     def begin(self, store: AsyncStateStore) -> None:
-        """Read tokens from this store's SQL from now on. Raises ConfigurationError if its policy is not ours."""
+        """Read tokens from this store's SQL from now on.
+
+        Raises ConfigurationError if its policy is not `callers_policy`.
+        """
         if self.known:
             require_policy(store)
         if self._tokens is not None:
@@ -364,7 +370,8 @@ class AccessTokens:
         if known is None or known.found is None or not compare_digest(known.found.digest, digest(text)):
             raise Unauthenticated
         left = known.found.left
-        # The time now, not when the request came: the token may have been read since, and a revoked one has 0 left.
+        # The present time counts, not that of the request: the token may have been read meanwhile, and a revoked one
+        # has 0 left.
         if left is not None and time.monotonic() >= known.read + left:
             raise Unauthenticated
         return known.caller
@@ -378,7 +385,8 @@ class AccessTokens:
             raise HTTPException(429, "too many unknown tokens are being looked up")
         reading = self._ask(id)
         age = 0.0 if known is None else now - known.read
-        # Once one request has waited in vain, others do not wait: an outage would slow down every request.
+        # After one request waited without result, others do not wait, so that an outage does not slow down every
+        # request.
         if known is not None and (age <= self._ages.revoked or (self._silent and age <= self._ages.away)):
             return known
         try:
@@ -466,7 +474,7 @@ class Issuer:
     rights: str = "scope"  # a list, or words separated by spaces; unknown rights are ignored
     actor: str = "sub"
     algorithms: tuple[str, ...] = ALGORITHMS
-    leeway: float = 10.0  # seconds that its clock and ours may be apart
+    leeway: float = 10.0  # maximum difference in seconds between the provider's clock and this one
 
     def __post_init__(self) -> None:
         if not (self.issuer and self.audience and self.keys_url):
@@ -611,7 +619,7 @@ class Strangers:
 
 
 class Proxies:
-    """The addresses and networks whose headers are believed."""
+    """The addresses and networks of trusted proxies."""
 
     def __init__(self, networks: Iterable[str] = ()) -> None:
         try:
@@ -631,7 +639,7 @@ class Proxies:
     def caller(self, request: Request) -> Caller:
         """The caller that the headers name: `X-Tenant` (`*` for all tenants), `X-Rights`, and optionally `X-Actor`.
 
-        Raises Unauthenticated if one is missing or occurs twice: then the client may have sent one of the two.
+        Raises Unauthenticated if one is missing or occurs twice: the client may have sent one of the two.
         """
         tenant, granted = _only(request, TENANT), _only(request, GRANTED)
         actor = _only(request, ACTOR) if ACTOR in request.headers else ""
@@ -672,7 +680,7 @@ def _only(request: Request, name: str) -> str:
     return values[0].encode("latin-1").decode("utf-8", "replace")
 
 
-# Names and addresses that the service is reached by
+# Names and addresses of the service
 
 
 class Hosts:

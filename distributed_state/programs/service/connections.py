@@ -1,7 +1,7 @@
-"""Connections of a worker. Law: each wait for a client has a time limit, and there is room for one more client.
+"""Connections of a worker. Law: each wait for a client has a time limit, and there is always room for another client.
 
 Beyond a limit, the connection that has waited longest for its client is closed. A client that sends and reads in time
-keeps its connection waiting for moments only, so it is never the oldest. Connections whose client has already been
+lets its connection wait only for moments, so that is never the longest wait. Connections whose client has already been
 answered are closed after all others.
 
 uvicorn's own protocol does not limit how long a head, a body or the reading of an answer takes, nor the bytes that all
@@ -32,10 +32,10 @@ log = logging.getLogger(__name__)
 CONNECTION = "connection"  # in the state of a request: its connection, which ASGI itself cannot abort
 _OTHERS = 256  # descriptors for Redis, SQL, logs, and what the interpreter opens
 _CROWD = 500  # closed connections after which memory is returned to the system
-BACKLOG = 1024  # connections that wait to be accepted; the loop may accept all of them before we see the first
+BACKLOG = 1024  # connections that wait to be accepted; the loop may accept all of them before the first is served
 _HEAD = 16 * 1024  # bytes of an incomplete head
 _LAST = 1.0  # seconds for a request that has not begun when the worker stops
-_FAST = 16  # times the slowest rate: a client that reads this fast is not disconnected to make room for another
+_FAST = 16  # times the slowest rate: faster readers are not disconnected to make room
 _PROBLEMS = {408: ("Request Timeout", "Timeout"), 503: ("Service Unavailable", "Unavailable")}
 
 
@@ -89,13 +89,13 @@ class Connections:
                 del self._addresses[connection.address]
 
     def waits(self, connection: Connection, *, known: bool) -> None:
-        """Note that it waits for its client; `known`: the client was answered before."""
+        """Note that a connection waits for its client; `known`: the client was answered before."""
         self.goes_on(connection)
         if connection in self._all:
             (self._known if known else self._strangers)[connection] = None
 
     def goes_on(self, connection: Connection) -> None:
-        """Note that it no longer waits for its client."""
+        """Note that a connection no longer waits for its client."""
         self._strangers.pop(connection, None)
         self._known.pop(connection, None)
 
@@ -184,7 +184,7 @@ class Connection(H11Protocol):
         self._unpaid = 0  # unread bytes that no request has taken from the budget
         self._lost = False
         self._paid: list[Taken] = []  # for answers that are written, or about to be
-        self._last = False  # the worker stops: the next request is the last one
+        self._last = False  # true while the worker stops: the next request is the last one
 
     @property
     def held(self) -> int:
@@ -219,7 +219,7 @@ class Connection(H11Protocol):
         # the next full garbage collection, perhaps long after thousands of other connections.
         self._wire.forget()
         self.app_state.clear()
-        self.scope = self.cycle = None  # type: ignore[assignment]  # as before the first request
+        self.scope = self.cycle = None  # type: ignore[assignment]  # their state before the first request
 
     def data_received(self, data: bytes) -> None:
         """Read data; the first byte of a request starts its time limit."""
@@ -251,7 +251,7 @@ class Connection(H11Protocol):
         self._answered = True
         self._release()
         if self.conn.their_state is h11.SEND_BODY:
-            pass  # answered before the body arrived: the rest is discarded as it comes, until its time limit
+            pass  # answered before the body arrived: the rest of it is discarded until its time limit
         elif self.conn.trailing_data[0]:
             self._wait(self._limits.head)
         elif self._unread is None:
@@ -300,7 +300,7 @@ class Connection(H11Protocol):
             if now > since + self._limits.leaving + read / self._limits.rate:
                 self.abort()
         elif self.transport.is_closing():
-            self._leave_unread(now)  # closing waits until the client has read everything
+            self._leave_unread(now)  # close() would wait until the client has read everything
         elif self._until is not None and now > self._until and not self.flow.read_paused:
             self.end(408, "the request did not arrive in time")
 
@@ -316,7 +316,7 @@ class Connection(H11Protocol):
     def hold(self, size: int) -> None:
         """Count bytes that are kept for this request. Disconnects the client if there is no room for them."""
         if self.transport.is_closing():
-            return  # the request may run for another moment, and these bytes would never be subtracted again
+            return  # the request may still run for a moment, and these bytes would never be subtracted
         self._kept += size
         if not self._all.hold(self, size):
             self.end(503, "this worker holds as many bytes of requests and answers as it may")
@@ -406,7 +406,7 @@ class Wire(h11.Connection):
         event = super().next_event()
         if isinstance(event, h11.Request):
             names = {name for name, _ in event.headers}
-            # A proxy that obeys the other one of the two would take the rest of the body for another request.
+            # A proxy that uses the other length would take the rest of the body for another request.
             if b"content-length" in names and b"transfer-encoding" in names:
                 raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding, of which one is right")
         if self._seen is not None:

@@ -1,7 +1,7 @@
 """Limits of a worker, and limits and quotas of tenants.
 
 Law: everything that a client could make grow without bound has its limit here. A tenant beyond its limit is refused,
-and takes nothing from others.
+and does not affect others.
 
 A tenant is a prefix of ids; for callers of all tenants the actor takes its place. A request counts for each prefix that
 contains its caller's: otherwise a tenant whose admin makes tokens for tenants within it would have their quotas, too.
@@ -12,22 +12,22 @@ fields for HTTP". `Traffic` shows operators the load by tenant: each rate is a s
 `Quota` limits how many records and items a tenant has. They are counted in the archive once a minute, not at each
 request, so the bounds are not exact: new records of other workers and unarchived records are not in the count.
 
-`Shares` are places in the worker. A tenant that waits a lot, for leases or turns, would otherwise take all places with
-a few bytes each, so a tenant must leave as many places free as it has. A single tenant gets half of them, two get a
-third each. Callers of all tenants have no share: they may do everything anyway. Source: A. Choudhury and E. Hahne,
+`Shares` are places in the worker. A tenant with many requests that wait for leases or turns could otherwise take all
+places, so a tenant must leave as many places free as it has. A single tenant gets half of them, two get a third each.
+Callers of all tenants are not limited by shares: they have all rights anyway. Source: A. Choudhury and E. Hahne,
 "Dynamic queue length thresholds for shared-memory packet switches" (1998).
 
 `Budget` is the bytes that a worker holds for its clients. They are counted before they are allocated, and always given
 back. Bodies count as they arrive; slow ones are evicted (`connections.py`). A request waits for room for its parsed
 body and for its answer, whose size is that of the last answer of its kind, or a guess. It gives the bytes back when the
 socket has taken the answer. A party leaves a part free for others, as with places, and the request that waits longest
-is not overtaken forever. An answer larger than the whole budget goes alone. Event streams count their buffers, and each
-buffers little while all of them together buffer much.
+is not overtaken forever. An answer larger than the whole budget runs alone. Event streams count their buffers; the more
+all of them buffer, the less each may.
 
-Freed large blocks must go back to the system. With each large block that is freed, glibc keeps more of the next ones,
-and it has an arena for each thread: after bodies and answers of a megabyte each, a worker kept 150 MB more than it
-used. glibc returns small blocks only from the end of its heap, where some byte is always in use: after 6,000 incomplete
-heads it kept 45 MB more.
+Freed memory must go back to the system. glibc raises its threshold with each large block that is freed, and has an
+arena for each thread: after bodies and answers of a megabyte each, a worker kept 150 MB more than it used. glibc
+returns small blocks only from the end of its heap, where some byte is always in use: after 6,000 incomplete heads it
+kept 45 MB more.
 
 Design: section 24.
 """
@@ -59,15 +59,15 @@ class Limits:
     """Times in seconds, sizes in bytes."""
 
     # For each connection: a client beyond these limits is answered 408 if possible, and disconnected.
-    head: float = 10.0  # for the head of a request, from its first byte on, and from the connection's to its first
+    head: float = 10.0  # for the head of a request: until its first byte, and from that to its end
     arriving: float = 10.0  # for a body, and a second more for each `rate` bytes of it that came
     leaving: float = 10.0  # for a client to read its answer, and a second more for each `rate` bytes that it read
-    rate: int = 16 * 1024  # bytes a second, the slowest that a client may send and read
-    idle: int = 75  # between requests: longer than most proxies keep a connection, as the proxy should close it
+    rate: int = 16 * 1024  # bytes a second: the slowest rate at which a client may send and read
+    idle: int = 75  # between requests: longer than most proxies keep a connection, because the proxy should close it
     connections: int = 4096  # at once, or fewer if the process may not open as many descriptors
     per_address: int = 0  # connections of one client's address, 0: any number; behind a proxy all are the proxy's
-    in_flight: int = 64 * 2**20  # of all bodies, answers that are made or not read yet, and events that are not sent
-    room: float = 10.0  # for room among these: a request that waits longer is answered 503
+    in_flight: int = 64 * 2**20  # bytes of bodies, answers in progress, and unsent events
+    room: float = 10.0  # for room among these bytes: a request that waits longer is answered 503
 
     # For each request.
     body: int = 2**20  # a larger one is answered 413 before all of it is read
@@ -75,7 +75,7 @@ class Limits:
     values: int = 50_000  # in a body, however they are nested
     fields: int = 5_000  # that one request sets: Redis serves no other request meanwhile
     messages: int = 1_000  # that one request appends
-    answer: int = 16 * 2**20  # a larger one is refused, as it would be built in memory
+    answer: int = 16 * 2**20  # a larger answer is refused, because it would be built in memory
     request: float = 30.0  # for the work of one request, once its body has arrived
     busy: float = 10.0  # how long a turn waits for another one of the same conversation
     requests: int = 512  # at once; more are answered 429. Requests whose body has not arrived are not counted here.
@@ -107,7 +107,7 @@ class Limits:
 
 
 _WINDOW = 10.0  # seconds whose quota may be used at once
-_TENANTS = 10_000  # remembered; the one without requests for the longest time is forgotten first
+_TENANTS = 10_000  # tenants with a counter; the one without requests for the longest time is dropped first
 
 
 @dataclass(slots=True)
@@ -137,7 +137,7 @@ class Rates:
         return len(self._tenants)
 
     def ask(self, caller: Caller) -> None:
-        """Count one request. Raises HTTPException 429 if the tenant has nothing left."""
+        """Count one request. Raises HTTPException 429 if the tenant's quota is used up."""
         self.traffic.note(caller, requests=1)
         if not self._rates:
             return
@@ -217,7 +217,7 @@ class _Tenant:
 class TenantTraffic:
     """The traffic of a tenant, "" for callers of all: totals since the worker started, and current rates.
 
-    Tenants within it count for it, and also for themselves.
+    Requests of tenants within it count both for it and for themselves.
     """
 
     prefix: str
@@ -310,7 +310,7 @@ class Quota:
         return bool(self._most.get(kind) and caller.prefix)
 
     async def ask(self, store: AsyncStateStore, caller: Caller, kind: str, more: int = 1) -> None:
-        """Count `more` of a kind. Raises HTTPException 429 if a tenant would have more than it may."""
+        """Count `more` of a kind. Raises HTTPException 429 if a tenant would exceed its limit."""
         if not more or not self.counts(caller, kind):
             return
         counts = {prefix: self._count(kind, prefix) for prefix in caller.tenants}
@@ -337,7 +337,7 @@ class Quota:
         return count
 
     async def _counted(self, store: AsyncStateStore, kind: str, prefix: str) -> int:
-        """How many there are, counted up to the limit. No policy is asked: a writer need not have the right to list."""
+        """Count them, up to the limit. The policy is not asked, because a writer need not have the right to list."""
         tiers = lifecycle_of(store).tiers()
         begin, most = escape(prefix), self._most[kind]
         if kind == "item":
@@ -390,13 +390,13 @@ class Shares:
             self.leave(caller)
 
 
-_SMALL = 16 * 1024  # a request this small does not wait: even in every place they hold a few megabytes together
+_SMALL = 16 * 1024  # a request this small does not wait: together, in all places, such requests hold a few megabytes
 _PAGE = 128 * 1024  # bytes: after reading more than this, an answer may become large
 _SIZES = 10_000  # kinds of answers whose size is remembered
 _FADES = 0.9  # factor of the remembered size with each smaller answer
-_LOADING = 0.25  # seconds after which a request of unknown size still waits for a server, and holds nothing yet
+_LOADING = 0.25  # seconds after which a request of unknown size that still waits for a server counts as holding nothing
 _PRESSING = 2.0  # seconds after which a waiting request disconnects slow readers of its own party
-_OVERTAKEN = 2.0  # seconds after which no other request goes first
+_OVERTAKEN = 2.0  # seconds of waiting after which other requests no longer go first
 _A_STREAM = 256 * 1024  # bytes that a stream of events buffers at most
 _TRIM, _MAP, _ARENAS = -1, -3, -8  # of mallopt(3)
 _LARGE_BLOCK = 256 * 1024
@@ -445,7 +445,7 @@ class Budget:
                     await self._granted(waiting)
             except BaseException:
                 if waiting.granted.done() and not waiting.granted.cancelled():
-                    self._count(party, -size)  # it was granted at the moment it gave up
+                    self._count(party, -size)  # it was granted at the moment at which it stopped waiting
                 raise
             finally:
                 if waiting in self._waiting:
@@ -471,7 +471,7 @@ class Budget:
             raise HTTPException(503, detail, {"Retry-After": "1"})
 
     def change(self, taken: Taken, size: int) -> None:
-        """Let it hold this many bytes."""
+        """Set the bytes that a request holds."""
         self._count(taken.party, -taken.size)
         self._count(taken.party, size)
         less = size < taken.size
@@ -480,14 +480,14 @@ class Budget:
             self._grant()
 
     async def exchange(self, taken: Taken, size: int) -> None:
-        """Let it hold this many bytes once they are free. Raises HTTPException 503 if that takes too long."""
+        """Set the bytes that a request holds, once they are free. Raises HTTPException 503 if that takes too long."""
         granted = await self.take(taken.party, size)
         self._all.pop(granted)
         self._count(granted.party, -granted.size)
         taken.become(size)
 
     def end(self, taken: Taken) -> None:
-        """Let it hold nothing."""
+        """Release all bytes of a request."""
         self._all.pop(taken, None)
         self._count(taken.party, -taken.size)
         self._grant()
@@ -507,7 +507,7 @@ class Budget:
         return size > _SMALL and (self._comes_after(party, now) or not self._fits(party, size))
 
     def _comes_after(self, party: str, now: float) -> bool:
-        """Whether another waiting request goes first: one of its party, or one that has waited long."""
+        """Whether another waiting request goes first: one of the same party, or one that has waited long."""
         return any(each.party == party or now - each.since > _OVERTAKEN for each in self._waiting)
 
     def _fits(self, party: str, size: int) -> bool:
@@ -515,7 +515,7 @@ class Budget:
             return True  # it runs alone, however large it is
         own = self._parties[party]
         free = self.most - self.taken - min(self.arrived + self.buffered, self.most // 2)
-        # The rest is for bodies. A party leaves half as much free as it has: a single party gets two thirds.
+        # The rest is for bodies. A party leaves half as many bytes free as it has: a single party gets two thirds.
         free = min(free, self.most * 3 // 4 - self.taken)
         return size <= free and (not own or own + size <= 2 * (free - size))
 
@@ -539,7 +539,7 @@ class Budget:
                 passed.add(each.party)
 
     def _press(self, waiting: _Waiting) -> None:
-        """Disconnect clients of its party that read slowly, the oldest answer first, until it fits."""
+        """Disconnect clients of a request's party that read slowly, the oldest answer first, until the request fits."""
         for each in list(self._all):
             if waiting.granted.done():
                 return
@@ -580,7 +580,7 @@ class Taken:
         self.party = party
         self.size = size
         self.written = False
-        """Whether the socket has the answer; then the connection gives the bytes back."""
+        """Whether the socket has the answer; the connection then releases the bytes."""
         self.reader: Callable[[float], bool] | None = None
         """Disconnects the client if it has read slowly for this many seconds; returns whether it did."""
 
@@ -607,8 +607,9 @@ class _Waiting:
 class Growing:
     """Room for an answer whose size becomes known while it is read: `copies` times the bytes read, plus `beside`.
 
-    A request that needs more than it holds waits, and holds nothing meanwhile: no request waits for a waiting one. A
-    large answer waits once, for the size of the largest answer, up to half the budget. Any excess is only counted.
+    A request that needs more bytes than it holds releases them while it waits, so that requests never wait for waiting
+    ones. A large answer waits once, for the size of the largest answer, up to half the budget. Bytes beyond that are
+    only counted.
     """
 
     def __init__(self, budget: Budget, taken: Taken, beside: int, copies: int, largest: int) -> None:
@@ -639,7 +640,7 @@ class Growing:
 
 
 class Buffered:
-    """The bytes that an event stream holds. It should hold few while all streams together hold many."""
+    """The bytes that an event stream holds: fewer are allowed while all streams together hold many."""
 
     __slots__ = ("_budget", "_over", "size")
 
@@ -661,7 +662,7 @@ class Buffered:
 
     @property
     def full(self) -> bool:
-        """Whether it should be emptied before it takes another event."""
+        """Whether waiting events should be sent before another one is taken."""
         return self.size >= _A_STREAM or self._budget.buffered >= self._budget.most // 4
 
 
@@ -673,7 +674,7 @@ class Sizes:
         self._known: OrderedDict[tuple[str, ...], float] = OrderedDict()
 
     async def take(self, budget: Budget, party: str, kind: tuple[str, ...], beside: int, times: int) -> Taken:
-        """Take the size of the last answer of this kind, `times` over, plus `beside`.
+        """Take `times` the size of the last answer of this kind, plus `beside`.
 
         Raises HTTPException 503.
         """
@@ -702,7 +703,7 @@ def _shrink(taken: Taken, guess: int, rest: int) -> None:
 
 
 def return_large_blocks() -> None:
-    """Let glibc map each large block by itself, so that it is returned when freed. No effect without glibc."""
+    """Let glibc map each large block separately, so that it is returned when freed. No effect without glibc."""
     if tell := _of_glibc("mallopt"):
         tell(_MAP, _LARGE_BLOCK)
         tell(_TRIM, _LARGE_BLOCK)

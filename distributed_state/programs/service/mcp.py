@@ -1,7 +1,7 @@
 """The Model Context Protocol as an operation of the service; needs the extra `mcp`.
 
-Law: a worker keeps nothing from one request to the next. So any worker can answer any request, and an agent that began
-with one worker can continue with another. Requests run as their caller, who is recognized before the protocol is read.
+Law: a worker keeps no state between requests, so any worker can answer any request of an agent. Requests run as their
+caller, who is recognized before the protocol is read.
 
 A tool is the pydantic model of its arguments: the agent's model reads their descriptions, and its docstring describes
 the tool. It names the right that it needs, checks its session first, and is one read or one commit. Writing does not
@@ -107,7 +107,7 @@ class Endpoint:
 
     async def serve(self, asked: Asked) -> Response:
         """Answer one request of the protocol as one piece of JSON, never as a stream."""
-        # One manager for each request: it ends or is cancelled with it, as other workers would lack its state.
+        # One manager for each request, with which it ends or is cancelled, because other workers would lack its state.
         manager = StreamableHTTPSessionManager(
             self._server, json_response=True, stateless=True, max_request_body_size=asked.limits.body
         )
@@ -245,7 +245,7 @@ class _Collected:
         self._body = b""
 
     def keep(self, text: str) -> str:
-        """Return the text, or if it is large, a word that stands for it."""
+        """Return the text, or a placeholder if it is large."""
         if len(text) < _LARGE:
             return text
         word = uuid4().hex
@@ -281,7 +281,7 @@ class _Collected:
 
 _WRONG = 5  # arguments that are named in one error
 NOTES = "notes"
-_LOOKED_AT = 100  # hits that are searched for those of one session
+_LOOKED_AT = 100  # hits of all sessions in which those of one session are searched
 
 
 class Tool(BaseModel):

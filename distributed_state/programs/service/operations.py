@@ -49,7 +49,7 @@ _WRITE = (IF_MATCH, IF_NONE_MATCH, IDEMPOTENCY_KEY, LEASE)
 _HELD = (LEASE,)
 _AGAIN = (IF_MATCH, IDEMPOTENCY_KEY, LEASE)  # for an existing record
 _BEGIN = (IF_NONE_MATCH, IDEMPOTENCY_KEY)
-_PAST = 4  # copies of an answer in memory, as the hot tier lacks it: stored, unpacked, decoded and encoded
+_PAST = 4  # copies in memory of an answer that is not in hot: stored, unpacked, decoded and encoded
 
 
 class _Number(IntegerConvertor):
@@ -361,7 +361,7 @@ def _operation(operation: Operation, refs: dict[Any, Any], operations: Iterable[
 
 
 def _refused(operation: Operation) -> str:
-    """Name the headers that the operation refuses, as it is not a single commit of this record."""
+    """Name the headers that the operation refuses because it is not a single commit of this record."""
     lacking = [] if operation.method == "GET" else [each for each in CONDITIONS if each not in operation.headers]
     named = ", ".join(f"`{each}`" for each in lacking)
     return f" Takes no {named}: a request with one of them is refused (422)." if named else ""

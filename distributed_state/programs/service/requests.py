@@ -1,10 +1,10 @@
 """Parses requests, defines the types of bodies and answers, and shares the event loop between requests.
 
-Law: all input is checked before the store is used, nothing is read without a limit, and an operation names the right
-that it needs.
+Law: all input is checked before the store is used, every read has a limit, and an operation names the right that it
+needs.
 
-A path is split first, and each of its names is decoded once, so the id that is compared with a caller's prefix is the
-one that is read or written. A request takes a place only when its whole body has arrived. The body's shape is checked
+A path is split before each of its names is decoded, once, so the id that is compared with a caller's prefix is the one
+that is read or written. A request takes a place only when its whole body has arrived. The body's shape is checked
 before it is parsed: a parser makes an object of some 70 bytes from each `[]`, and a recursive parser stops the loop on
 deep nesting.
 
@@ -12,8 +12,8 @@ Unknown names in a body are refused. Users' values are neither copied nor conver
 them, so that a large integer or an odd string comes back as it was sent. The description of the interface is made from
 the same types.
 
-Tasks that are ready together run together. Thirty large answers of 40 ms each would keep /healthz waiting for all of
-them; made one at a time, they delay it for 40 ms (`in_turn`).
+The event loop runs all ready tasks before it reads from sockets. Thirty large answers of 40 ms each would delay
+/healthz by all of them; made one at a time (`in_turn`), they delay it by 40 ms.
 
 Design: sections 23, 24.
 """
@@ -60,7 +60,7 @@ _COPIES = 2  # copies of whole records at once
 _SEARCHES = 2  # searches of one party at once
 _locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 _copying: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
-# Weak values: a lock exists as long as a task holds it or waits for it.
+# Values are weak: a lock exists as long as a task holds it or waits for it.
 _copies: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
 _searches: WeakValueDictionary[tuple[int, str], asyncio.Semaphore] = WeakValueDictionary()
 
@@ -94,7 +94,7 @@ async def in_line(*places: AbstractAsyncContextManager[Any]) -> AsyncIterator[No
 
 @asynccontextmanager
 async def copying(party: str) -> AsyncIterator[None]:
-    """Copy a whole record inside: a few at a time, and one of each party, so that a party only delays itself.
+    """Copy a whole record inside the block: a few at a time, and one of each party, so that a party delays only itself.
 
     A request of ten bytes may read and write a whole large record.
     """
@@ -109,7 +109,7 @@ async def copying(party: str) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def searching(party: str) -> AsyncIterator[None]:
-    """Search inside: a few at a time of each party, so that SQL and its threads stay free for others.
+    """Search inside the block: a few at a time for each party, so that SQL and its threads stay free for others.
 
     A request of fifty bytes may search thousands of documents.
     """
@@ -130,7 +130,9 @@ LAST_EVENT_ID = "Last-Event-ID"
 SESSION = "X-Session-Id"
 REQUEST_ID = "X-Request-Id"
 CONDITIONS = (IF_MATCH, IF_NONE_MATCH, IDEMPOTENCY_KEY, LEASE)
-"""Headers that change the meaning of a request: an operation that does not support one refuses the request."""
+"""Headers that change the meaning of a request.
+
+An operation refuses requests with a header that it does not support."""
 READ = (
     *("Authorization", "Content-Type", REQUEST_ID, LAST_EVENT_ID, SESSION, *CONDITIONS),
     *("Mcp-Session-Id", "Mcp-Protocol-Version", "Mcp-Method", "Mcp-Name"),
@@ -213,7 +215,7 @@ class Query(BaseModel):
 
 
 class Answer(BaseModel):
-    """The content of an answer. It is a description: answers are not validated before they are sent."""
+    """The content of an answer, for the description only: answers are not validated before they are sent."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -337,7 +339,7 @@ B = TypeVar("B", bound=BaseModel)
 ROUTE = "distributed_state.route"
 """The path of its route, such as "/v1/users/{id}"."""
 UNREADABLE = "distributed_state.unreadable"
-"""Why a name of its path cannot be read, "" if all are readable."""
+"""Why a name in its path cannot be read, "" if all are readable."""
 _PARTS = "distributed_state.parts"
 _BODY = "distributed_state.body"
 _ID = "distributed_state.request_id"
@@ -585,7 +587,7 @@ def count_values(data: bytes, most: int, depth: int) -> int:
     Raises InvalidValue if there are more than `most`, or if they are nested deeper than `depth`.
     """
     if data.count(b'"') > 4 * most:
-        # Refused before it is split, as there would be as many parts.
+        # Refused before it is split, because the parts would be too many.
         raise InvalidValue(f"the body has more than {most} values")
     # A run of backslashes begins within a string, so pairs of them are removed from its left.
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in data else data
@@ -608,15 +610,15 @@ def body(request: Request, limits: Limits, model: type[B]) -> B:
     """Parse the body, a JSON object, as `model`; an empty body counts as {}."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
-        # A web page can send other types, or none, to any server without asking it first.
+        # A web page can send other types, or no type, to any server without a preflight request.
         raise HTTPException(415, f"a body is application/json, not {kind[:80] or 'without a Content-Type'}")
     if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         # A few kilobytes of compressed data may become gigabytes.
         raise HTTPException(415, f"a body is sent as it is, not as {coding[:80]!r}")
     data: bytes = request.state.body
     try:
-        # Not orjson: it reads large integers as floats, and a value must come back as it was sent. Only UTF-8, as the
-        # check of the shape assumes it.
+        # orjson is not used: it reads large integers as floats, and a value must be returned unchanged. The text must
+        # be UTF-8, which the check of the shape assumes.
         given = json.loads(data.decode()) if data else {}
     except (ValueError, RecursionError) as error:
         raise InvalidValue(f"the body is not JSON: {str(error)[:200]}") from error

@@ -1,4 +1,6 @@
-"""A worker as a process. Law: SIGTERM ends it with code 0 and loses nothing acknowledged; a second one ends it at once.
+"""A worker as a process.
+
+Law: SIGTERM ends it with code 0 and without losing acknowledged writes; a second one ends it at once.
 
 It listens from the start, so that its health can be probed, and serves once Redis and SQL answer.
 """
@@ -61,7 +63,7 @@ class Server(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept clients that have already connected, as closing the listeners would reset them."""
+        """Accept clients that have already connected: closing the listeners would reset their connections."""
         for each in sockets or ():
             _refuse_more(each)
         await asyncio.sleep(_ACCEPTING)
@@ -69,11 +71,11 @@ class Server(uvicorn.Server):
 
 
 def _refuse_more(listener: socket.socket) -> None:
-    """Let the kernel drop the first packet of new connections, if it can; their clients are refused soon after."""
+    """Let the kernel drop the first packet of new connections, if it can; their clients retry, and are then refused."""
     if sys.platform != "linux":
         return
     code = ctypes.create_string_buffer(_NO_SYN)
-    with contextlib.suppress(OSError):  # a sandbox without filters: connections of the last moment are reset
+    with contextlib.suppress(OSError):  # a sandbox without filters: the last connections are reset
         listener.setsockopt(
             socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("HL", len(_NO_SYN) // 8, ctypes.addressof(code))
         )
@@ -105,7 +107,7 @@ def serve(
     While Redis or SQL are unavailable at the start, opening is repeated for `wait` seconds; then Unavailable is raised.
     ConfigurationError is raised at once. Uses uvloop if it is installed. Web pages from `origins` may call it.
     """
-    # Without this the access log would be written wherever the root logger's level is `info`.
+    # Otherwise the access log would also be written if the root logger's level is `info`.
     log_of_requests.setLevel(logging.INFO if access_log else logging.WARNING)
     if access_log:
         _write_access()
@@ -130,7 +132,7 @@ def serve(
         if ops_port is not None:
             places[stack.enter_context(_listening(ops_host, ops_port))] = service.ops
         if not runner.run(_run(open_store, service, places, wait, report)):
-            # A thread still waits for a server that does not answer, and a normal exit would wait for the thread.
+            # A thread still waits for a server that does not answer, and a normal exit would wait for this thread.
             sys.stdout.flush()
             os._exit(0)
 
@@ -160,7 +162,7 @@ async def _run(
     limits = service.limits
     store: AsyncStateStore | None = None
     closed = True
-    # Each port has its own limit, so a client that takes all connections of one port leaves health and metrics theirs.
+    # Each port has its own limit, so a client that takes all connections of one port does not block health and metrics.
     connections = {
         listener: Connections(limits, service.budget)
         if application is service.app
@@ -205,7 +207,7 @@ def config_of(application: Starlette, connections: Connections) -> uvicorn.Confi
     """Make uvicorn serve an application with our connections; their `watch` must run beside it."""
     protocol: Any = partial(Connection, connections)  # uvicorn only calls it, although its types require a class
     limits = connections.limits
-    # The address of a connection stays the peer's own, by which proxies are recognized: see `Proxies`.
+    # The address of a connection stays that of the peer, which identifies proxies: see `Proxies`.
     return uvicorn.Config(
         application, http=protocol, ws="none", lifespan="off", loop="none", log_config=None, access_log=False,
         server_header=False, proxy_headers=False, backlog=BACKLOG, timeout_keep_alive=limits.idle,
@@ -246,12 +248,13 @@ async def _unless(stopping: asyncio.Event, work: Awaitable[T]) -> T | None:
 
 
 async def _close(store: AsyncStateStore, limits: Limits) -> bool:
-    """Close the store; False if it took too long: its leases then expire, and another worker archives."""
+    """Close the store. False if that took too long: its leases then expire, and another worker archives."""
     if store.settings.archiver:
         try:
             async with asyncio.timeout(limits.archive):
                 archiver = lifecycle_of(store).tiers().archiver  # the service's own work, for which no policy is asked
-                # Only partitions with a backlog: for others SQL, which may be down, is asked whether Redis lost them.
+                # Only partitions with a backlog: for the others SQL, which may be down, would be asked whether Redis
+                # lost them.
                 await archiver.drain([each for each, waiting in (await archiver.backlog()).items() if waiting])
         except (StateError, TimeoutError) as error:
             log.warning("not everything is archived yet: %s", str(error) or f"not within {limits.archive:g} s")
@@ -293,7 +296,8 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
     with listener:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Otherwise the kernel buffers 4 MB for each connection, which no limit counts and which hide a slow client.
+            # Otherwise the kernel buffers 4 MB for each connection, which are not counted by a limit and hide a slow
+            # client.
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
             listener.bind(address)

@@ -1,13 +1,13 @@
 """Conversations and their messages: creation, reads, turns and lifetimes.
 
-Law: a turn is one commit, made once; the cost of a page of messages depends on the page only; a message's number never
+Law: a turn is one commit, made once; the cost of a page of messages depends only on the page; a message's number never
 changes.
 
 Conversations and tasks are created by the same request. A generated id begins with the caller's prefix. Only the
 server's clock decides when a conversation ends.
 
 `messages` shows the number and time of a message among its own fields. A `transcript` shows them separately, so that a
-`number` or `timestamp` in the message itself is distinguishable.
+message may have its own `number` or `timestamp`.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ async def turn(asked: Asked, given: Turn) -> Response:
     outcome = now.outcome
     if now.repeated and key is not None:
         records.same_request(outcome, noted[DIGEST], key)
-    # Not from the outcome: a process that uses the library may store any outcome.
+    # Not taken from the outcome, because a process that uses the library may store any outcome.
     version = now.answered_version if now.written is None else now.written.version
     return _turned(version, now.repeated, outcome)
 

@@ -249,7 +249,7 @@ async def change_field(scope: Scope, asked: Asked, given: FieldChange) -> Respon
 async def _swap(context: RecordContext, once: OnceOnly, given: FieldChange) -> tuple[int, int | float | None]:
     """The new version, and the new number if one was added."""
     entry = await context.read(True, VERSION)
-    once.look(entry)  # before the value is checked, which may no longer allow this update
+    once.look(entry)  # before the value is checked, which the first attempt changed
     name = codec.encode_key(given.key)
     empty: Any = 0 if given.add is not None else {} if given.merge is not None else []
     value = given.applied(empty if entry.deleted else entry.value(given.key, empty))
@@ -380,7 +380,7 @@ class ItemChange(Body):
         return self
 
     def build(self, changes: Changes | AsyncTurn) -> None:
-        """Add it to the changes. Raises InvalidValue."""
+        """Add this item's change to the changes. Raises InvalidValue."""
         collection, key = self.collection, self.key
         absent, present = self.expect == "absent", self.expect == "present"
         if self.delete:
@@ -422,7 +422,7 @@ async def change_items(scope: Scope, asked: Asked, given: ChangeItems) -> Respon
 
 
 class Live(Body):
-    """It ends `idle` seconds after the last commit, and `lifetime` seconds from now at the latest; null: never."""
+    """A conversation ends after `idle` seconds without a commit, and after `lifetime` seconds from now; null: never."""
 
     idle: Span | None = None
     lifetime: Span | None = None

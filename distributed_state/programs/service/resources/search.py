@@ -1,4 +1,4 @@
-"""Finding records. Law: a caller only finds records of its own tenant.
+"""Finding records. Law: a caller finds only records of its own tenant.
 
 A listing finds conversations, users and tasks by their properties; search finds messages, fields and items by their
 content.
