@@ -1,6 +1,6 @@
 --[[
   Take a lock, or a place in its queue. A free lock goes to the head of the queue; the next waiter gets it only if the head
-  does not come within the grace.
+  does not come within the grace period.
   KEYS  lock  wait  meta  record  channel  lock_channel  leases
   ARGV  life        of the connection: see port/lives.py
         mode        'x' exclusive, 'a' advisory
@@ -10,11 +10,11 @@
         order       '' = a new place, else the score that an earlier call returned
         patience_ms a waiter that does not come back within this is skipped
         grace_ms    a waiter that is offered the lock is skipped if it does not come within this
-        seize       '' = never; else take the lock at once: from a holder that ends in '!', unless it ends in this; or with
-                    'token@', from the holder of that token
+        seize       '' = never; else take the lock at once: from a holder whose name ends in '!' and not in this text; or
+                    with 'token@', from the holder of that token
   Returns {'ok', lock_value, epoch, version | '0'} | {'wait', holder, left_ms, order} | {'busy', holder, left_ms} | {'uninitialised'}
-  left_ms is the time until the lock ends; of a free lock, the time that the head of the queue has left to come.
-  `leases` has the records whose locks are held, scored by their tokens; some of the locks have ended since.
+  left_ms is the time until the lock ends; for a free lock, the time in which the head of the queue must come.
+  `leases` has the records whose locks were granted, scored by their tokens; some of these locks have expired.
   A place in the queue is the member 'deadline:name', scored by order, which no other place has.
 ]]
 local lock, wait, meta, record, channel, lock_channel, leases = unpack(KEYS)

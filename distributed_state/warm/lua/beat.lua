@@ -5,7 +5,7 @@
         ttl_ms    it counts as lost after this time
         kept_ms   its report is kept for this time
   Returns {'ok', replicas, id of one that is due, ...}
-        | {'late', replicas}   it was late itself. Others may be late for the same reason, so it must not declare them lost
+        | {'late', replicas}   the replica itself was late. Others may be late for the same reason, so it must not report them as lost
 ]]
 local roll, replica = KEYS[1], KEYS[2]
 local id, report, ttl_ms, kept_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]

@@ -1,5 +1,5 @@
 --[[
-  Take or keep a right that one member of a team has at a time, for example to archive a partition.
+  Take or keep a claim, for example to archive a partition, which only one member of a team has at a time.
   KEYS  claim
   ARGV  member, ttl_ms
   Returns {'ok'} | {'taken', member}

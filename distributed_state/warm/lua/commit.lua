@@ -1,38 +1,38 @@
 --[[
   Change one record. A script does not roll back, so every check comes before the first write.
   KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  lifetimes  items
-        the last four only for steps 'e', 'E', 'x', 'X' and those of items; lifetimes only for 'x', 'X' and those of items
+        the last four only for operations 'e', 'E', 'x', 'X' and on items; lifetimes only for 'x', 'X' and on items
   ARGV  life            of the connection: see port/lives.py
         replica         part of the op id: see known_op.lua
         epoch           under which the caller read the record, '' = any
         sequence, oldest, digest     the rest of the op id
-        since           ms of the server's clock: this op id was not applied earlier than that
+        since           ms of the server's clock: this op id was not applied before that time
         lock_value      the lock's value as acquired, '' = the caller holds no lock
         creation        '' = the record must exist, '*' = its id is new, '?' = as '', but '*' was sent before and may still
                         arrive, '+' = it may be new, and is created if its id is not known here; else the hydration token
         expected        version, '' = any, '0' = absent
-        deleted         what to do with a deleted record: 'refuse' it, 'begin' or 'revive' it (the same here), or 'create' it,
-                        which refuses one that is not deleted
+        deleted         for a deleted record: 'refuse' it, 'begin' or 'revive' it (the same here), or 'create' it, which
+                        refuses a record that is not deleted
         kind, actor, owner, text     kind '' = only check; the owner is set if the record has none; text names the record
         own_channel     of the writer's link, if that is subscribed to the record's channel too, else ''
-        expectations    how many, then pairs of field and value: see expectations.lua
-        then triples: step, name, value: see steps.lua, and item_checks.lua for those of items
+        expectations    their number, then pairs of field and value: see expectations.lua
+        then triples: operation, name, value: see steps.lua, and item_checks.lua for operations on items
   Returns 'ok version epoch first_message results offset seconds microseconds archived_offset flags'
-          one text, because each element of an answer costs as much as a step. first_message: the number of the first one.
+          one text, because each element of an answer costs as much as an operation. first_message: its number.
           results, joined by ',': the sum of each increment, 1 or 0 for each 'n' (whether it put its item). offset: of the
-          journal's entry, archived_offset: up to there it is archived. The server's time. flags, letters: 'o' the owner was
+          journal's entry, archived_offset: how far the journal is archived. seconds, microseconds: the server's time. flags: 'o' the owner was
           set, 'b' a deleted record began again, 'y' a new layer of items began, 'i' the record's first items, 'e' and the
-          number of the first event. A commit that was applied before is answered without what follows offset
+          number of the first event. The answer for a commit that was applied before ends with offset
         | {'uninitialised'} | {'epoch', epoch} | {'deleted', version} | {'exists', version}
         | {'cold', epoch, token}   the record is not here; token '' = Redis is too full for one, and nothing can be written.
           Only SQL knows whether this op id was applied before
         | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | '+' | false ...}
         | {'swap', field, raw value, ...} | {'backpressure', entries, bytes} | {'toolarge', bytes} | {'tags', how many}
         | {'forgotten'} | {'misused', version} | {'item', name, version or '-'}
-        | {'items', epoch, needed}   the caller must read the items in SQL, and send what it found
-        | {'unsure', ms, epoch}   if it was applied, then before the record came back from SQL, which knows
+        | {'items', epoch, needed}   the caller must read the items in SQL, and send their versions
+        | {'unsure', ms, epoch}   it may have been applied before the record was hydrated; only SQL knows
         | {'late', ms, epoch}     op ids are not kept for that long
-        both with the server's clock; nothing was changed
+        ms is the server's clock in both; nothing was changed
 ]]
 local record, lock, hydration, journal, meta, channel, events, events_channel, lifetimes, items = unpack(KEYS)
 -- All are strings. Arithmetic converts one where it is needed, which costs half of what tonumber() does.

@@ -1,17 +1,17 @@
 --[[
-  Check that a commit is in the data of this server, and if it is, write something. A WAIT or WAITAOF that follows on the
+  Check that this server has a commit, and if it has, write something. A WAIT or WAITAOF that follows on the
   same connection then waits for all earlier writes, this commit included. Without the check, a server that came back with
-  older data, or another server, would confirm what it never had. Without the write, Valkey answers at once, because the
+  older data, or another server, would confirm a commit that it never had. Without the write, Valkey answers at once, because the
   connection has written nothing.
   KEYS  journal  meta  record
   ARGV  life     of the connection: see port/lives.py
         epoch    under which it was committed
-        at       its offset in the journal; of one that was sent again, of the journal's end at that time
+        at       its offset in the journal; if it was sent again, the offset of the journal's end at that time
         event    its entry's id, '' = not known: the record's version is checked instead
         version  the record must have at least this one; used only without an event
-        back     how many entries may stand between that end and it, '0' = none
+        back     how many entries may be between the commit and that end, '0' = none
   Returns {'ok'} | {'epoch', epoch or ''}
-        | {'other'}   it is not here: lost, or archived and dropped since; SQL knows
+        | {'other'}   it is not here: lost, or archived and trimmed; SQL knows which
 ]]
 local journal, meta, record = KEYS[1], KEYS[2], KEYS[3]
 local life, epoch, at, event, version, back = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]

@@ -1,5 +1,5 @@
 --[[
-  Set when to look at a record's lifetime next, unless that time was changed meanwhile.
+  Set the time of the next check of a record's lifetime, unless that time was changed meanwhile.
   KEYS  lifetimes
   ARGV  member
         seen    the score that it was found with

@@ -1,5 +1,5 @@
 --[[
-  Take a record out of Redis because SQL has a later state of it. Only the worker that recovers the partition may do this.
+  Remove a record from Redis because SQL has a later state of it. Only the worker that recovers the partition may do this.
   KEYS  meta  record  hydration  items
   ARGV  life    of the connection: see port/lives.py
         token   of the right to mint

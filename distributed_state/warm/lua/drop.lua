@@ -1,9 +1,9 @@
 --[[
-  Take a record out of Redis that is erased up to a version, unless it has a later one, and let replicas forget their
+  Remove a record that was erased up to a version from Redis, unless it has a later version, and let replicas drop their
   copies.
   KEYS  record  hydration  channel  lifetimes  items  leases  lock
   ARGV  version
-        message  what is published: a change after that version, so that it is a gap
+        message  to publish: a change after that version, which replicas take for a gap
         text     its member of the lifetimes
   Returns {'ok'} | {'kept'}
 ]]

@@ -1,7 +1,7 @@
 --[[
-  The records of a partition whose lifetimes are due for a look, the most overdue first.
+  The records of a partition whose lifetimes are due for a check, the most overdue first.
   KEYS  lifetimes  meta
-  ARGV  most    this many
+  ARGV  most    how many at most
   Returns {'ok', epoch, epoch that the set was filled for | '', now_ms, {member, score, ...}, the next score | ''}
           the next score only if none is due
         | {'uninitialised'}

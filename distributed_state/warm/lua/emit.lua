@@ -1,15 +1,15 @@
 --[[
-  Write a lifecycle event that belongs to no commit: into the stream, and into the journal so that it is archived.
+  Write a lifecycle event without a commit: into the stream, and into the journal so that it is archived.
   KEYS  journal  meta  events  events_channel  roll
         roll only with a member
   ARGV  life                of the connection: see port/lives.py
         replica, sequence   the event's id
-        since               ms of the server's clock: the event was not written earlier than that
+        since               ms of the server's clock: the event was not written before that time
         event_type, subject, actor, data
         publish_bytes       data up to this size is published whole
         journal_entries, journal_bytes     limits
         kept_events         how many events stay in the stream
-        member              '' = always; else only if this member of the roll is due, which is taken off it
+        member              '' = always; else only if this member of the roll is due, which is then removed
   Returns {'ok', epoch, offset, time_ms, journal_offset, archived_offset}
           the last two, of the journal, are missing if it was written before
         | {'uninitialised'} | {'early'} | {'backpressure', entries, bytes}

@@ -1,8 +1,8 @@
 --[[
-  Restore the set of times at which to look at the lifetimes of archived records, after Redis was emptied.
+  Restore the set of check times for the lifetimes of archived records, after Redis was emptied.
   KEYS  lifetimes  meta
   ARGV  epoch
-        whole   '1' = these are the last ones, and the set is complete, which is noted
+        whole   '1' = these are the last ones: the set is then noted as complete
         then score, member, ...
   Returns {'ok'} | {'epoch'}
 ]]

@@ -1,6 +1,6 @@
 --[[
-  Put an archived record back, if it was not changed since the token was left. The op ids of its earlier commits stay in
-  SQL; those of later ones are noted here, as in commit.lua.
+  Put an archived record back, if it was not changed after the token was left. The op ids of its earlier commits are only
+  in SQL; those of later commits are noted here by commit.lua.
   KEYS  record  hydration  meta  items
   ARGV  life (of the connection: see port/lives.py), epoch, token, ttl_ms, then field, value, ...
   Returns {'ok', ms of the server's clock} | {'present'} | {'lost'} | {'epoch', epoch} | {'uninitialised'}

@@ -1,5 +1,5 @@
 --[[
-  Start a partition under a new epoch, which SQL knows already. Offsets of the journal begin again. Records of the previous
+  Start a partition under a new epoch, which SQL knows already. Offsets of the journal start from the beginning. Records of the previous
   epoch stay unless they were discarded.
   KEYS  meta  journal  events
   ARGV  life       of the connection: see port/lives.py

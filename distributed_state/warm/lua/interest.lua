@@ -1,6 +1,6 @@
 --[[
-  Publish events of some types on a channel of their own, each with the offset of the previous one of these types. The caller
-  is subscribed to that channel already. The list is kept as long as the channel has a subscriber.
+  From now on publish events of some types on a separate channel, each with the offset of the previous one of these types.
+  The caller is subscribed to that channel already. The list is kept as long as the channel has a subscriber.
   KEYS  meta  events_channel
   ARGV  types   'turn.ended,conversation.*': joined by ',', each a type or all that begin so
         most    how many lists are kept at most

@@ -1,5 +1,5 @@
 --[[
-  Read items of a record, as far as Redis knows them.
+  Read those items of a record that Redis has.
   KEYS  record  items  meta
   ARGV  life    of the connection: see port/lives.py
         ttl_ms  a TTL that exists is extended to this when a tenth of it is gone

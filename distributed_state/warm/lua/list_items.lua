@@ -1,14 +1,14 @@
 --[[
-  Read what Redis has of a collection of a record's items, in the order of their keys, deleted ones too.
+  Read the items of a record's collection that Redis has, in the order of their keys, including deleted ones.
   KEYS  record  items  meta
   ARGV  life    of the connection: see port/lives.py
         ttl_ms  as in items.lua
         collection, prefix
         after, before    '=' and a key, which is left out; '' = no bound
         reverse          '1' = the greatest key first
-        limit, bytes     how many at most, and of which size: the first comes whatever it is
+        limit, bytes     the maximum number and total size; the first item comes even if it is larger
   Returns {'ok', epoch, version, since, whole, more, key, 'version ' and the frame, ...}
-          whole '1' = SQL knows no other ones up to the last; more '1' = there are more here, behind the last
+          whole '1' = SQL has no others up to the last; more '1' = there are more here, after the last
         | {'cold', epoch} | {'uninitialised'}
 ]]
 local record, items, meta = KEYS[1], KEYS[2], KEYS[3]

@@ -1,6 +1,6 @@
 --[[
   Ask for the right to start a partition that holds no epoch, or one of another life of the data. Only one caller has it at
-  a time. From here on writes are refused, also on a connection that was made before the life changed.
+  a time. From now on writes are refused, even on connections that were made before the life changed.
   KEYS  meta
   ARGV  life    of the connection: see port/lives.py; '' = of a replica
         token       ends in '@' and the life in which the right was first asked for

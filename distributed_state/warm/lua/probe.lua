@@ -1,7 +1,7 @@
 --[[
-  Prove that a link works: publish on the channel on which its replica listens the time at which it asked. The script writes,
+  Prove that a link works: publish the time of the request on the channel to which its replica is subscribed. The script writes,
   because only a server that accepts writes may send notices: an isolated or former primary refuses the script, but would
-  carry out an SPUBLISH alone.
+  execute a single SPUBLISH.
   KEYS  meta  echoes
   ARGV  life    of the connection: see port/lives.py
         sent    by the replica's monotonic clock

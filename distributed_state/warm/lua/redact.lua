@@ -1,5 +1,5 @@
 --[[
-  Take events out of the stream of a partition. Readers pass over them: the offsets of the others stay as they are.
+  Remove events from the stream of a partition. Readers skip the gaps; the offsets of other events do not change.
   KEYS  meta  events
   ARGV  epoch, then identities
   Returns {'ok'} | {'epoch'}

@@ -1,8 +1,8 @@
 --[[
   Release a lock if it is still the caller's, leave its queue, and offer the lock to the next waiter, which is skipped
-  unless it comes within the grace.
+  unless it comes within the grace period.
   KEYS  lock  wait  lock_channel  record  leases
-  ARGV  holder  the name under which it was asked for
+  ARGV  holder  the name under which the lock was requested
         order   of the caller's place in the queue, '' = none
         grace_ms
         replica, sequence   the op id of a commit sent just before: the lock is kept unless that was applied. '' = none

@@ -1,5 +1,5 @@
 --[[
-  Store values of a record in another form, each only if it has not changed since it was read. The version stays.
+  Store values of a record in another form, each only if it has not changed since it was read. The version does not change.
   KEYS  record  hydration  channel  items
   ARGV  epoch  replica
         then triples: field, the bytes that were found, the bytes to store, '' to drop the field

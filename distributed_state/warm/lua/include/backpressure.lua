@@ -1,5 +1,5 @@
 --[[
-  Refuse, if too much of the partition is not archived yet.
+  Refuse the write if too much of the partition is not archived yet.
   Expects  clock, written; journal_entries, journal_bytes (numbers)
   Returns  {'backpressure', entries, bytes}, or goes on
   Defines  offset, bytes    as numbers

@@ -1,5 +1,6 @@
 --[[
-  The server's time, and how a number becomes text: format('%d', it), as Lua would write a large one with an exponent.
+  The server's time, and the function that writes numbers: format('%d', n), because Lua would write large ones with an
+  exponent.
   Expects  nothing
   Defines  now      {seconds, microseconds}, as texts
            now_ms   the same in ms, a number with a fraction

@@ -1,5 +1,5 @@
 --[[
-  The epoch of a partition, where nothing else of its journal is asked for.
+  The epoch of a partition, for scripts that read nothing else of its journal.
   Expects  meta, life (of the connection)
   Defines  current    the epoch, nil if the partition holds none, or is of another life of the data
            written, proved    for same_data, which all use but those that start a partition

@@ -1,6 +1,6 @@
 --[[
   Whether the items that a change names are as it expects them. Steps, by an item's name: 'p' put, 'q' delete, 'n' put if it
-  is absent, else do nothing; the item must be 'A' absent, 'P' present, 'M' of this version. What SQL was seen to have:
+  is absent, else do nothing; the item must be 'A' absent, 'P' present, 'M' of this version. What the caller read in SQL:
   'V' of an item 'epoch version ' and the item's version or '-', 'G' of a collection the same with '=' and its greatest key.
   'y': a new layer begins, and the items of this version lie below it, '0' = none: see item_window.
   Expects  item_window; call, format, words, first_step, record, items, epoch

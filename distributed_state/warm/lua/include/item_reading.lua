@@ -1,5 +1,5 @@
 --[[
-  The beginning of each read of a record's items: if the record is here, its TTL and that of its items are extended.
+  The beginning of each read of a record's items: extend the TTL of the record and its items, if the record is here.
   Expects  same_data (current); call, record, items, ttl_ms
   Defines  version, epoch    for item_window.lua
   Returns  {'cold', epoch} | {'uninitialised'}

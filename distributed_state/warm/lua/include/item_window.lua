@@ -10,7 +10,7 @@
            bare     whether nothing was put in that layer, and none lies below
            window   the head of the window, nil if it is not here
            needed   the caller must have read items in SQL at this version or a later one, a number
-           proofs, greatest       what SQL was seen to have, by name and by collection; the caller adds to them
+           proofs, greatest       versions and greatest keys read in SQL, by name and by collection; the caller adds to them
            top(collection)        the greatest key below
            stamp(name, held)      the version of an item, '-' if there is none, nil if only SQL knows
 ]]

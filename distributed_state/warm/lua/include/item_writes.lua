@@ -1,5 +1,5 @@
 --[[
-  What a change does to its record's items. Only the last of these functions writes.
+  The effects of a change on its record's items. Only the last of these functions writes.
   Expects  item_checks, item_window; call, format, items, epoch; declared: item_step, new_layer, write_items
   Defines  item_step(step, name, value)   a step as the journal has it, false = it has none; of an 'n' also '1' if it puts
                                           its item, else '0'

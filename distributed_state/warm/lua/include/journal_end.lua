@@ -1,7 +1,7 @@
 --[[
   Whether the journal ends where meta says, checked as often as same_data asks the server. After a slot was moved
-  key by key while a node restarted it may be newer than meta: no entry could be added then, and a script would fail when
-  it has written all else. Such a partition is recovered: see Recovery._is_mixed.
+  key by key while a node restarted it may be newer than meta: then no entry could be added, and a script would fail after
+  all its other writes. Such a partition is recovered: see Recovery._is_mixed.
   Expects  same_data (current, age, written), offset, journal, meta
   Defines  current    nil if the journal goes on
 ]]

@@ -1,15 +1,15 @@
 --[[
   Whether an op id was applied before. Op ids are kept per replica as 'replica oldest time sequence:version:digest:first,results
   ...', joined by ';'. A replica says with each commit which of its sequences is the oldest without an answer. Earlier ones are
-  dropped, and refused if they come late; with many in flight they are dropped in larger steps, so that the cost stays flat.
-  '@ms;' before the groups says that op ids of commits up to then are in SQL and not here: the record came back from SQL at
-  that time, or it was archived up to then with more op ids than fit into one small field.
+  dropped, and refused if they come late. With many in flight they are dropped in larger groups, so that the cost does not grow.
+  '@ms;' before the groups says that op ids of commits up to that time are only in SQL: the record was hydrated then, or it was
+  archived up to then with more op ids than fit into one small field.
   Expects  clock, written; replica, sequence, oldest, digest, since, epoch, window_ms
            ops    all op ids of the record, false = none: see op_pieces
   Defines  since         as a number
            remembered    what is kept of other replicas: '@ms;' and groups
            mine, mine_oldest    the sequences that are kept of this replica, and the oldest one
-  Returns  what was answered when it was applied, {'forgotten'}, {'misused', version}, {'late', ms, epoch},
+  Returns  the answer that was given when it was applied, {'forgotten'}, {'misused', version}, {'late', ms, epoch},
            {'unsure', ms, epoch}, or goes on
 ]]
 local remembered, mine, mine_oldest, hydrated = '', '', oldest, 0

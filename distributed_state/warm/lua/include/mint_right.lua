@@ -1,5 +1,5 @@
 --[[
-  Whether the caller may start the partition: mint.lua gave it the right in this life, and gave it to nobody else since.
+  Whether the caller may start the partition: mint.lua gave it the right in this life, and to no other caller after that.
   Expects  meta, life, token, seen (the previous epoch, when the right was given; '' = none)
   Defines  may
 ]]

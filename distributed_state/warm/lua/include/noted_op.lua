@@ -2,7 +2,7 @@
   The op ids that a record keeps after this commit, as known_op.lua finds them, and op_pieces.lua puts them together.
   Expects  clock, known_op, pieces (of op_pieces); replica, sequence, digest, version (the new one), fields, n, gone
            size, growth, first_message, last_message, results
-  Defines  noted    the value of '#ops'; what does not fit into it is added to fields, and what is left over to gone
+  Defines  noted    the value of '#ops'; further pieces are added to fields, and fields that are no longer needed to gone
 ]]
 local noted = remembered .. replica .. ' ' .. mine_oldest .. ' ' .. now[1] .. mine .. ' '
   .. sequence .. ':' .. version .. ':' .. digest .. ':' .. first_message .. ',' .. results

@@ -1,9 +1,9 @@
 --[[
-  The op ids of a small record whole. In it they stand in fields of at most 64 bytes, '#ops', '#ops1', '#ops2', ...: one
-  longer value would make Redis keep all of the record in a hash table, for good, which takes twice the bytes.
+  The op ids of a small record as one text. They are stored in fields of at most 64 bytes, '#ops', '#ops1', '#ops2', ...:
+  one longer value would make Redis store the record in a hash table from then on, which takes twice the bytes.
   Expects  record, ops (its field '#ops', false = none)
   Defines  ops      all of them
-           pieces   names of the fields in which the rest stands, nil if there are none
+           pieces   names of the fields that hold the rest, nil if there are none
 ]]
 local pieces
 if ops and #ops == 64 then

@@ -1,8 +1,8 @@
 --[[
   The head of a lock's queue, after waiters that did not come back in time were removed.
   Expects  clock, wait, place (also removed: the place of an earlier call with this name, whose answer was lost; '' = none)
-  Defines  head             {member, score}, empty if nobody waits
-           deadline, name   the parts of the member, nil if nobody waits
+  Defines  head             {member, score}, empty if there are no waiters
+           deadline, name   the parts of the member, nil if there are no waiters
 ]]
 local head = redis.call('ZRANGE', wait, 0, 0, 'WITHSCORES')
 local deadline, name = string.match(head[1] or '', '^(%d+):(.*)$')

@@ -1,14 +1,14 @@
 --[[
-  Whether the server still has the data in which the connection was made. One that was made a replica and promoted again
-  keeps its connections, and may have older data by then: a copy, in which the partition's life is the connection's. So
+  Whether the server still has the data with which the connection was made. A server that was made a replica and promoted
+  again keeps its connections, and may have older data then: a copy, in which the partition's life is the connection's. So
   the server is asked for its replication id, every 20 ms at most for each partition, which notes when that was. A copy
-  brings its own older note along, and copying takes longer than 20 ms.
-  While a slot of a cluster moves key by key, the note stays as it is, so that it says when the partition was last whole:
-  a server that has ended since may have lost keys that it was handed, or have older ones: see Recovery._is_same.
+  contains its own older note, and copying takes longer than 20 ms.
+  While a slot of a cluster moves key by key, the note is not updated, so that it says when the partition was last complete:
+  a server that ended meanwhile may have lost keys that it received, or have older ones: see Recovery._is_same.
   Expects  clock, meta, life (of the connection), current, written, proved (the note)
   Defines  same
            current    nil if not
-           proved     as it is noted now
+           proved     the new note
 ]]
 local same, age = true, proved and now_ms - proved
 if not age or age > 20 or age < 0 then

@@ -1,6 +1,6 @@
 --[[
-  Go on only if the journal has this entry at this offset. Redis may have come back with older data since the entry was read;
-  then offsets and versions of the caller do not apply to the data that is here.
+  Continue only if the journal has this entry at this offset. Redis may have come back with older data after the entry was
+  read; then offsets and versions of the caller do not apply to this data.
   Expects  journal, offset, event
   Returns  {'other'}, or goes on
 ]]

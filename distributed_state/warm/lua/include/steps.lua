@@ -1,5 +1,5 @@
 --[[
-  What the steps of a change come to, with the last checks: nothing is written yet. Steps: 's' set a field, 'd' delete it,
+  The effects of a change's operations (steps), with the last checks: nothing is written yet. Steps: 's' set a field, 'd' delete it,
   'i' add to it; 'm' append a message, or with a number as its name copy one; 'c' clear the fields, with the name '##' the
   tags, too; 'w' hide all messages; 'l' label the version; 'e' write a lifecycle event; 'x' let the record end after name ms
   without a commit, or value ms from now on, 0 = never. 'E' and 'X' are 'e' and 'x' only if the record begins with this change.
@@ -7,12 +7,12 @@
   Defines  fields, n     names and values to set, and how many; those of '#v' and '#ops' come first and are still empty
            gone          fields to delete, nil = none
            change, changes     the steps as the journal has them: the only one, and all if there are several
-           public        as they are published, if some are of items: of these only the names; nil = as in the journal
+           public        the published form if some are on items, of which it has only the names; nil = as in the journal
            size, growth  bytes of the record's fields, and how many more there will be
            first_message, last_message    the number of the next message, before and after the change
            results       sums of increments, and whether each 'n' puts its item
            has_lifetime  whether the record has one
-           next_look     when the reaper is to look at its lifetime (math.huge = never again, nil = as noted)
+           next_look     when the reaper checks its lifetime next (math.huge = never, nil = unchanged)
            types, payloads     of lifecycle events, nil = none
            event, last_event, interests    for events.lua, if there are any
            flags         '': those of the answer
