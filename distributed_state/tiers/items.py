@@ -138,7 +138,7 @@ def _of_sql(epoch: str, found: FoundPage) -> Listing:
 def _merged(
     listed: ListedItems, mine: Sequence[tuple[bytes, ItemRow]], found: FoundPage, limit: int, *, reverse: bool
 ) -> Listing:
-    """Both in one order, up to where both were read."""
+    """Both lists merged in order, up to the key to which both were read."""
     ends = [rows[-1][0] for rows, goes_on in ((mine, listed.more), (found.rows, found.more)) if goes_on]
     end = (max(ends) if reverse else min(ends)) if ends else None
     rows = sorted([*mine, *found.rows], key=lambda row: row[0], reverse=reverse)
@@ -157,7 +157,7 @@ def _merged(
 
 
 async def prove(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownItems) -> list[Operation]:
-    """SQL's versions of the items with expectations, for commit.lua, which checks whether they are still valid."""
+    """SQL's versions of the items with expectations. commit.lua checks whether they are still valid."""
     text = names.ref.text
     wanted = [
         name
@@ -180,7 +180,7 @@ async def prove(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownIte
 
 
 async def put_of(tiers: Tiers, names: RecordKeys, done: Committed) -> list[bytes]:
-    """Which of a change's items were put; from SQL if Redis no longer has the results of conditional ones."""
+    """Which of a change's items were put; read from SQL if Redis no longer has the results of conditional puts."""
     if done.results is not None:
         results = iter(done.results)
         flags = [next(results) if operation in (b"i", b"n") else 1 for operation, _, _ in done.operations]

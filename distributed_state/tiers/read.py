@@ -1,4 +1,4 @@
-"""The read path: hot -> warm -> cold; the first tier that has the record answers. Law: a read changes nothing durable.
+"""The read path: hot -> warm -> cold; the first tier that has the record answers. Law: a read never changes a record.
 
 Design: sections 6, 10.
 """
@@ -27,8 +27,8 @@ from distributed_state.warm.telemetry import record as of_record
 T = TypeVar("T")
 ROUNDS = 100
 """How often one call asks the server again, if each answer requires something else first."""
-_OVERTAKEN = 20  # loads that newer commits made useless, before a reader takes its own load as the answer
-_FLIGHT_SECONDS = 15.0  # that a reader waits for the load of another one
+_OVERTAKEN = 20  # loads that newer commits outdated, after which a reader accepts its own load as the answer
+_FLIGHT_SECONDS = 15.0  # seconds for which a reader waits for another reader's load
 _LOOK_SECONDS = 0.5  # between two checks that the leader of a flight still runs
 
 
@@ -63,15 +63,15 @@ async def _ask(tiers: Tiers, names: RecordKeys, *, fresh: bool) -> CachedRecord:
             began = tiers.port.monotonic()
             if not await _landed(tiers, flight):
                 alone = True
-                flight.open = False  # later readers must not wait for it either
+                flight.open = False  # later readers must not wait for this flight
             if (account := waited.present()) is not None and (away := away or flight.lost):
-                account.add(began)  # its leader got no answer, so our wait counts as one for Redis, too
+                account.add(began)  # the leader got no answer, so this wait counts as a wait for Redis
         elif attempt >= _OVERTAKEN:
-            # Others write faster than we read. Only changes made after this read began are missing in it.
+            # Others write faster than this reads. The result lacks only changes that were made after the read began.
             return await _living(tiers, loads.found[text])
         if flight.result is not None:
             return await _living(tiers, flight.result)
-        # Something newer was published meanwhile, or the leader of the flight failed: look again.
+        # A newer version was published meanwhile, or the leader of the flight failed: try again.
         known = None
     raise WarmUnavailable(f"{text[:200]}: changes faster than it can be read")
 
@@ -88,7 +88,7 @@ async def _landed(tiers: Tiers, flight: Flight) -> bool:
 
 
 async def load_uncached(tiers: Tiers, names: RecordKeys) -> CachedRecord:
-    """Load the record from the server, which hydrates it if necessary; hot does not keep it."""
+    """Load the record from the server, hydrated if necessary; hot does not keep it."""
     return await _load(tiers, names, None)
 
 
@@ -132,16 +132,17 @@ async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> CachedReco
     known = hot.known(text)
     found = None
     with Loads(hot) as loads:
-        # Private: other readers must not wait for our lease.
+        # Private, because other readers must not wait for this lease.
         loads.take_off(text, freshness=tiers.listen(names), alone=True, private=True)
-        # Sent after acquire.lua, and again with it after NOSCRIPT, so it shows the record as the holder found it.
+        # Sent after acquire.lua (and repeated with it after NOSCRIPT), so it reads the record after the lease was
+        # granted.
         answer = await lease.acquire_and((READ, *tiers.warm.read_call(names, *_seen(known))))
         if isinstance(answer, list):
             found = await _understand(tiers, names, known, tiers.warm.found(answer))
             hot.count(known if found is known else None)
         if found is not None:
             loads.found[text] = found
-    # None: the lease nests in another of this task, or the read needs to be repeated.
+    # None: the lease nests in another one of this task, or the read has to be repeated.
     return await _living(tiers, found) if found else await read(tiers, names, fresh=True)
 
 
@@ -189,7 +190,7 @@ async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None =
     try:
         loaded = await tiers.port.sql(partial(tiers.cold.load, text, window=window))
     except ColdUnavailable:
-        # SQL is down. If Redis still has the token under which SQL had no such record, that is still true.
+        # SQL is down. If Redis still has the token under which SQL did not have the record, SQL still does not have it.
         if not cold.token or cold.token != tiers.known_ids.get(text):
             raise
         loaded = None
@@ -202,8 +203,8 @@ async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None =
         if not came_ms:
             return None
         if op is not None and not op.doubted:
-            op.since_ms = came_ms  # no reply was lost, so it was not applied before
-    # Without a token Redis is full, and the record is answered from SQL, which has all of it: it had left Redis.
+            op.since_ms = came_ms  # no reply was lost, so the write was not applied before
+    # Without a token Redis is full, and the answer comes from SQL, which has the whole record, as it had left Redis.
     state = loaded.state
     return CachedRecord(tiers.codec_of(names.ref.text), cold.epoch, state.version, state.fields, dict(loaded.messages))
 
@@ -211,12 +212,15 @@ async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None =
 async def load_whole(tiers: Tiers, names: RecordKeys, known: CachedRecord) -> CachedRecord:
     """Load the record with all messages that Redis has; hot keeps only the recent ones."""
     entry = await _load(tiers, names, None)
-    # A lagging server may answer with less than hot had; then hot's copy is returned.
+    # A lagging server may answer with an older version than hot's copy, which is then returned.
     return await _living(tiers, entry if entry.version >= known.version or entry.epoch != known.epoch else known)
 
 
 async def reach(tiers: Tiers, names: RecordKeys | PartitionKeys) -> None:
-    """Archive everything that the partition holds now. Raises ColdUnavailable, never a shorter history."""
+    """Archive everything that the partition holds now.
+
+    Raises ColdUnavailable rather than allowing a shorter history.
+    """
     await archived(tiers, names, lambda: None)
 
 

@@ -1,12 +1,12 @@
-"""Which commits of an epoch that ended continue SQL, and which are branches. Law: no version ever has two states.
+"""Decides which commits of an ended epoch continue SQL, and which are branches. Law: a version never has two states.
 
 `reconcile` handles a Redis that lost data. SQL has each record up to a version. The surviving journal and the writers'
-unarchived commits have later entries. In one order for all, an entry that continues its record without a gap will be
-archived; the others diverged.
+unarchived commits have later entries. All entries are taken in one order: an entry that continues its record without a
+gap is archived, and the others have diverged.
 
-Two commits at one offset, or of one version of one record, belong to two histories: a Redis that came back older
-continues its old numbers. An entry names its predecessor by number only, so entries of two histories must not be
-chained by number: that would give a state that never existed. The rules are:
+Two commits at one offset, or two commits of one version of a record, belong to two histories: a Redis that came back
+older continues its old numbers. An entry names its predecessor only by number, so entries of two histories must not be
+chained by number, which would give a state that never existed. The rules are:
 
 - Entries of the surviving journal are preferred: it is one history without gaps, and Redis shows its state.
 - If only writers know two histories, the commit with the lower offset is taken. It is nearer to the archived ones, so
@@ -17,11 +17,12 @@ chained by number: that would give a state that never existed. The rules are:
   first entry past that point and no further.
 - After an entry that does not continue its record, no later entry of the record does.
 
-In doubt an entry becomes a branch, which loses nothing; restoring too much would give a state that was never written.
+In doubt an entry becomes a branch, which loses nothing; restoring a wrong entry would give a state that was never
+written.
 
-`Backfill` handles a SQL that was restored to an older state: it is brought up to Redis while the partition takes no
-writes, so all parts are of one moment. Each record gets its state at the end of the journal, where SQL's cursor is
-afterwards. Until the cursor is moved, all of this may be repeated.
+`Backfill` handles a SQL that was restored to an older state. SQL is brought up to Redis while the partition takes no
+writes, so all parts have the state of one moment. Each record gets its state at the end of the journal, where SQL's
+cursor is afterwards. Until the cursor is moved, the backfill may be repeated.
 
 Design: section 14.
 """
@@ -46,7 +47,7 @@ from distributed_state.warm.answers import PartitionState
 from distributed_state.warm.client import Warm
 from distributed_state.warm.stream import count
 
-# Where the last entry of a record comes from: SQL, the surviving journal, or a writer's unarchived commits.
+# The origin of a record's last entry: SQL, the surviving journal, or a writer's unarchived commits.
 _ARCHIVED, _SURVIVED, _REMEMBERED = "archived", "survived", "remembered"
 
 
@@ -61,7 +62,7 @@ class Reconciled:
 def reconcile(
     epoch: str, archived_offset: int, known: Commits, tail: Iterable[JournalEntry], remembered: Iterable[JournalEntry]
 ) -> Reconciled:
-    """Divide the entries of an epoch that ended, without those that SQL has and those of erased records.
+    """Divide the entries of an ended epoch, except those that SQL has and those of erased records.
 
     `tail` is the surviving journal, `remembered` the writers' commits. SQL has the epoch up to `archived_offset`;
     `known` is what SQL has of these entries and their records. Lifecycle events whose numbers are taken get new ones.
@@ -71,7 +72,7 @@ def reconcile(
     survived = sorted(journal.values(), key=_place)
     given = sorted((entry for event, entry in others.items() if event not in journal), key=_place)
     chains = _Chains(epoch, known.heads)
-    parting = _fork(archived_offset, known.heads, [], survived)  # from here on the journal is not SQL's history
+    parting = _fork(archived_offset, known.heads, [], survived)  # where the journal leaves SQL's history
     for entry in survived:
         chains.add(entry, {_ARCHIVED: parting}, _SURVIVED)
     fork = min(parting, _fork(archived_offset, known.heads, survived, given))
@@ -88,7 +89,7 @@ def _place(entry: JournalEntry) -> tuple[int, int, str]:
 
 @dataclass(slots=True)
 class _Head:
-    """A record's version, the offset of its last entry under this epoch (0: none), and where that entry comes from."""
+    """A record's version, the offset of its last entry under this epoch (0: none), and the origin of that entry."""
 
     version: int = 0
     offset: int = 0
@@ -107,7 +108,7 @@ class _Chains:
     diverged: list[JournalEntry] = field(default_factory=list)
 
     def head(self, record: str) -> _Head:
-        """The head of a record, with the entries that were added so far."""
+        """The head of a record, including the entries that were added so far."""
         found = self.heads.get(record)
         if found is None:
             known = self.archived.get(record)
@@ -154,7 +155,7 @@ def _fork(
 
 
 def _dispute(given: Sequence[JournalEntry]) -> float:
-    """The lowest offset from which on the writers' commits are known to be of two histories."""
+    """The lowest offset from which on the writers' commits belong to two histories."""
     offsets: dict[int, str] = {}
     versions: dict[tuple[str, int], int] = {}
     dispute = inf
@@ -260,7 +261,7 @@ class Backfill:
     async def _bring(
         self, place: PartitionState, keys: PartitionKeys, after: Cursor | None, texts: list[str], done: Backfilled
     ) -> bool:
-        """Bring these records; False if this replica must stop."""
+        """Bring these records to SQL; False if this replica must stop."""
         for some in chunks(texts, _AT_ONCE):
             records = [self._keys.of(Ref.parse(text)) for text in some if text]
             states = await self._warm.partitions.loaded(place.epoch, records) if records else {}
@@ -285,7 +286,7 @@ class Backfill:
         return self._discard is None or await self._discard(list(stale))
 
     async def _elsewhere(self, states: Mapping[str, Loaded]) -> dict[str, Mapping[int, bytes]]:
-        """The messages that Redis has of the records from which these were forked, in whatever partition."""
+        """The messages that Redis has of the records from which these were forked, in any partition."""
         sources = {
             run.source for text, each in states.items() for run in message_ranges.segments(text, each.state.fields)
         }

@@ -1,4 +1,4 @@
-"""How a partition starts, and starts again after Redis lost data. Law: SQL knows an epoch before Redis does.
+"""How a partition starts, and starts again after Redis lost data. Law: SQL has an epoch before Redis does.
 
 A replica that finds a partition without an epoch, or one from another life of the data (`port.lives`), starts it
 (`Recovery.start`):
@@ -47,9 +47,9 @@ from distributed_state.warm.stream import count
 log = logging.getLogger(__name__)
 _PAGE = 1000  # entries of a journal
 _AT_ONCE = 200  # records
-CLOCKS_MS = 60_000  # how far the clocks of two servers may differ that wrote one history, one after the other
-_MARGIN_US = 2_000_000  # the same for the clocks of SQL and Redis
-_UPTIME_MS = 2_000  # error of a start time: `uptime_in_seconds` is whole seconds, and clocks of servers differ
+CLOCKS_MS = 60_000  # maximum difference between the clocks of two servers that wrote one history, one after the other
+_MARGIN_US = 2_000_000  # maximum difference between the clocks of SQL and Redis
+_UPTIME_MS = 2_000  # error of a start time: `uptime_in_seconds` has whole seconds, and clocks of servers differ
 _LONGEST = 0.25
 
 
@@ -102,10 +102,12 @@ class Recovery:
         self.count = 0
         """How many partitions this replica started again after Redis lost data, or may have lost some."""
         self.last = 0.0
-        """When it did so last, by the server's clock; 0 if never."""
+        """When this replica last did so, by the server's clock; 0 if never."""
 
     async def start(self, partition: int, *, over: str = "", backfilled: Backfilled | None = None) -> None:
-        """Return when the partition has started, here or elsewhere. Raises RecoveryInProgress if that takes too long.
+        """Return when this or another replica has started the partition.
+
+        Raises RecoveryInProgress if it takes too long.
 
         Ends the epoch `over` even if it is of this life. `backfilled`: see `_start`.
         """
@@ -124,7 +126,7 @@ class Recovery:
             except WarmUnavailable as error:
                 held_up = error
             if account is not None:
-                account.add(began)  # this call waits for Redis, whichever replica starts the partition
+                account.add(began)  # this call waits for Redis even if another replica starts the partition
             left = end - self._port.monotonic()
             if left <= 0:
                 raise held_up
@@ -132,9 +134,11 @@ class Recovery:
             pause = min(pause * 1.5, _LONGEST)
 
     async def heal(self, partition: int) -> bool:
-        """Start a partition again whose journal does not fit SQL. False, and nothing is done, if SQL lacks entries.
+        """Start a partition again whose journal does not match SQL.
 
-        That is so if SQL is older, or the journal has a gap. Such a partition is served from Redis and not archived
+        Returns False and does nothing if SQL lacks entries.
+
+        SQL lacks entries if it is older, or the journal has a gap. Redis serves such a partition, which is not archived
         until an operator repairs it.
         """
         keys = self._keys.partition(partition)
@@ -200,7 +204,7 @@ class Recovery:
         return Journal(place.epoch, place.offset, [], onward)
 
     async def _attempt(self, keys: PartitionKeys, token: str, over: str, backfilled: Backfilled | None) -> bool:
-        """Try once to start the partition; whether it has started, here or elsewhere."""
+        """Try once to start the partition; returns whether this or another replica has started it."""
         node = self._port.node_of(keys.meta)
         life = await self._port.life_of(node)
         if not life.primary:
@@ -228,7 +232,7 @@ class Recovery:
         word, seen = await self._partitions.request_right(keys, token, over)
         if word != "ok" or self._embedded:
             return word == "live" or (word == "ok" and await self._start(keys, token, seen, backfilled, mixed=mixed))
-        # The right is short and renewed in the background: others wait that long if this process is stopped.
+        # The right is short and renewed in the background: if this process is stopped, others wait only that long.
         keeping = self._port.spawn(partial(self._partitions.keep_right, keys, token), "distributed-state-starting")
         try:
             return await self._start(keys, token, seen, backfilled, mixed=mixed)
@@ -249,10 +253,10 @@ class Recovery:
         return not life.former and await self._runs_since(node, place.proved_ms - _UPTIME_MS)
 
     async def _is_mixed(self, place: PartitionState, life: Life, node: str, *, elsewhere: bool) -> bool:
-        """Whether a partition's keys may be of several moments, because a server ended while its slot was moving here.
+        """Whether a partition's keys may have different ages, because a server ended while its slot was moving here.
 
-        The former server may have restarted with older keys than those that it had handed over, or this one may have
-        lost keys that it was handed.
+        The former server may have restarted with older keys than those that it had moved, or this one may have lost
+        keys that it received.
         """
         if not self._port.is_cluster:
             return False
@@ -266,7 +270,7 @@ class Recovery:
         """Whether a server has been running since then, by its own clock.
 
         If it has not, a slot may have moved there before it restarted: later writes, and the note of the move, were
-        lost with the process, and the partition looks as its former server left it.
+        lost with the process, and the partition has the state that its former server left.
         """
         text = (await self._port.command_with(node, b"INFO", b"server")).decode(errors="replace")
         seconds, _ = await self._port.command_with(node, b"TIME")
@@ -276,7 +280,7 @@ class Recovery:
     async def _start(
         self, keys: PartitionKeys, token: str, seen: str, backfilled: Backfilled | None, *, mixed: bool
     ) -> bool:
-        """Bring SQL and Redis to one state and begin an epoch. False: to be tried again.
+        """Bring SQL and Redis to one state and begin an epoch. False: try again.
 
         `seen` is the previous epoch in Redis. In a repair, `backfilled` counts what an older SQL receives first; it is
         None in any other start. `mixed`: see `_is_mixed`.
@@ -306,8 +310,8 @@ class Recovery:
                 log.warning(text, partition, len(records))
             if not await self._discard(keys, token, seen, records):
                 return False
-            fits = False  # the stream of events may be of another moment as well
-        # Tokens go by SQL's clock: a worker's clock may be wrong, and this server's may be behind the former server's.
+            fits = False  # the stream of events may have another age as well
+        # Tokens use SQL's clock: a worker's clock may be wrong, and this server's may be behind the former server's.
         floor = await self._port.sql(self._cold.clock_us) + _MARGIN_US if seen or before else 0
         minted = await self._port.sql(self._cold.mint, partition, cursor)
         if minted is None:
@@ -335,7 +339,7 @@ class Recovery:
         return word != "lost"
 
     async def _mark_never_begun(self, minted: Cursor) -> None:
-        """Note in SQL that this epoch did not begin after all: another replica was first."""
+        """Note in SQL that this epoch never began, because another replica was first."""
         try:
             await self._port.sql(self._cold.never_begun, minted.partition, minted.epoch)
         except StateError as error:
@@ -378,7 +382,7 @@ class Recovery:
         return await self._port.sql(self._cold.cursor, keys.partition)
 
     async def _fits(self, keys: PartitionKeys, cursor: Cursor) -> bool:
-        """Whether the journal has the entry at SQL's cursor, and goes on from there without a gap."""
+        """Whether the journal has the entry at SQL's cursor, and continues from there without a gap."""
         (journal,) = await self._partitions.journals([(keys, cursor.offset)], 2)
         return not misfit(cursor, journal)
 
@@ -440,7 +444,7 @@ class Recovery:
         partition = keys.partition
         remembered, silent = await self._gather(partition, cursor.epoch)
         # Gathering may have taken long. A server that took over meanwhile may have the commits that would become
-        # branches here.
+        # branches.
         if not await self._partitions.renew_right(keys, token):
             return None
         own = unmatched if seen == cursor.epoch else []
@@ -507,10 +511,10 @@ class Recovery:
 
 
 def _mark(cursor: Cursor, last: JournalEntry, token: str) -> JournalEntry:
-    """An entry that changes nothing and is in no journal: SQL's cursor moves there after commits were restored.
+    """An entry that changes nothing and is not in a journal: SQL's cursor moves there after commits were restored.
 
-    SQL may lack commits before the restored ones. If its cursor were at the last of these, a server that has them all
-    would fit, and its earlier commits would count as archived.
+    SQL may lack commits before the restored ones. If its cursor were at the last restored commit, the journal of a
+    server that has all of them would match, and the commits that SQL lacks would count as archived.
     """
     return JournalEntry(max(cursor.offset, last.offset), f"{token}.put-back", "", 0, 0, "", "", 0, b"", 0)
 
@@ -564,7 +568,7 @@ def _log_loss(minted: Cursor, former: str, reached: Cursor, together: _Together,
 
 
 def _lacks(cursor: Cursor | None, place: PartitionState, journal: Journal) -> str:
-    """Why SQL at this cursor cannot catch up from the journal; "" if it can, or lacks nothing."""
+    """Why SQL at this cursor cannot catch up from the journal; "" if it can, or has everything."""
     if cursor is None or _sql_is_older(cursor, place):
         known = "none" if cursor is None else f"epoch {cursor.epoch}, entry {cursor.offset}"
         return f"SQL is older: Redis had archived up to epoch {place.epoch}, entry {place.archived}; SQL has {known}"

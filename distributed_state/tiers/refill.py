@@ -1,8 +1,8 @@
-"""Restores the hot entries of a subscription that ended. Law: a restored entry answers as one that is read then.
+"""Restores the hot entries of a subscription that ended. Law: a restored entry is as fresh as one that is read now.
 
 Each entry is checked after its channel was confirmed again, and kept under that subscription. The server is asked in
-batches whether copies that are aside are still current, and only changed records are read. One batch at a time is in
-flight, with a pause after it, so that this never takes all of a process or a server.
+batches whether copies that are aside are still current, and only changed records are read. Only one batch at a time is
+under way, followed by a pause, so that this never occupies a process or a server.
 
 Design: section 7.
 """
@@ -31,7 +31,7 @@ _LONGEST = 2.0  # seconds between two batches
 
 
 class _Wanted(NamedTuple):
-    """A record to check. Its load has the result `known`, unless the server has another state."""
+    """A record to check. The result of its load is `known`, unless the server has another state."""
 
     channel: bytes
     text: str
@@ -68,7 +68,7 @@ class Refill:
         self._closed = False
 
     def confirmed(self, channel: bytes) -> None:
-        """From now on every change of the record arrives: restore it, if its copy is aside."""
+        """Note that every change of the record arrives from now on, and restore its copy if that was put aside."""
         if self._hot.aside(self._keys.text_of(channel)) is not None:
             self.add([channel])
 
@@ -95,7 +95,7 @@ class Refill:
             began = self._port.monotonic()
             left = await self._bring_back(channels)
             took = self._port.monotonic() - began
-            # Other work gets half of the time, or all of it while the server cannot answer us.
+            # Other work gets half of the time, or all of it while the server does not answer.
             pause = took if len(left) < len(channels) else max(2 * pause, 0.02)
             self.add(left)
             await self._port.sleep(min(pause, _LONGEST))
@@ -113,7 +113,7 @@ class Refill:
     async def _bring_back(self, channels: Sequence[bytes]) -> list[bytes]:
         """Restore the entries that can be restored now; returns the channels of the others.
 
-        Not those that are lost again, because their channels will be confirmed again.
+        Entries that are lost again are left out, because their channels will be confirmed again.
         """
         stopped = list[int]()
         with Loads(self._hot) as loads:
@@ -135,7 +135,7 @@ class Refill:
         for channel in channels:
             text = self._keys.text_of(channel)
             known = self._hot.aside(text)
-            # Before the server is asked, so that its answer is valid under this subscription.
+            # Done before the server is asked, so that its answer is valid under this subscription.
             freshness = self._link.freshness(channel)
             if known is None or freshness is None:
                 continue
@@ -186,7 +186,7 @@ class Refill:
                 if isinstance(fields, list):
                     self._see(each.partition, fields[0])
                     entry = CachedRecord.read(each.known.codec, fields[0], fields[1:])
-                    entry.used = True  # as its predecessor was, so that it is restored again
+                    entry.used = True  # like its predecessor, so that it is restored again after the next loss
                     found[each.text] = entry
                 else:
                     self._hot.let_go(each.text)

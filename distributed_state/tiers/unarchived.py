@@ -1,23 +1,24 @@
 """A replica's unarchived commits. Law: an acknowledged commit is kept until SQL is known to have it.
 
-Redis can come back with data older than an acknowledgment: from a file, or after failover to a lagging server. Then
-live writers still know the lost commits. So each commit is kept here before its caller gets it
+Redis can come back with data older than an acknowledgment: from a file, or after failover to a lagging server. Live
+writers then still have the lost commits, because each commit is kept here before its caller gets it
 (`UnarchivedCommits.remember`), as the arguments that were sent and the answer. Its journal entry is computed from these
 only when it is needed, byte for byte as commit.lua wrote it, except for the size of the journal, which is not needed
 elsewhere.
 
-**Identity, never numbers.** An answer reports how far its partition is archived under its epoch, so earlier commits of
-that epoch are dropped; commits of other epochs are not. Once an epoch has ended, SQL is asked for each of its commits
-by its event. An epoch never spans two data ids: a new data id begins a new epoch before any commit is accepted.
+**Commits are identified by their events, never by numbers.** An answer reports how far its partition is archived under
+its epoch, so earlier commits of that epoch are dropped; commits of other epochs are not. Once an epoch has ended, SQL
+is asked for each of its commits by its event. An epoch never spans two data ids: a new data id begins a new epoch
+before any commit is accepted.
 
 The memory is bounded in bytes. At the bound a writer runs the archiver, or waits for another writer that does; after
 `retry_for` seconds its write is refused.
 
 **Gathering.** A replica that recovers a partition publishes a request with a token and an epoch, and reads a list to
 which each replica adds its unarchived commits in pieces, and then an end mark. A replica receives requests through its
-link, and polls for them when the link starts and several times a second while it is down. So a replica that does not
-answer for a while has ended or is stopped: it counts as silent, and its commits become branches later (`late`). A
-request is in one hash for the fleet, and in its partition for replicas that cannot reach that hash.
+link, and polls for them when the link starts and several times a second while it is down. A replica that does not
+answer for a while has therefore ended or is stopped: it counts as silent, and its commits become branches later
+(`late`). A request is in one hash for the fleet, and in its partition for replicas that cannot reach that hash.
 
 Design: section 14.
 """
@@ -64,7 +65,7 @@ _BESIDE = (b"e", b"E", b"x", b"X")  # steps of `Draft.events`
 class Remembered(NamedTuple):
     """An acknowledged commit: the arguments of commit.lua and its answer.
 
-    If the answer was lost and then repeated, it lacks the time. Then `sent` is the entry, as read from the journal.
+    A repeated answer, after a lost one, lacks the time; then `sent` is the entry as read from the journal.
     """
 
     offset: int
@@ -112,7 +113,7 @@ def _of_commit(op: OpId, done: Committed) -> tuple[Any, ...]:
 
 
 def _of_entry(epoch: str, entry: JournalEntry) -> tuple[Any, ...]:
-    """The same for an entry that was read from the journal."""
+    """Like `_of_commit`, for an entry that was read from the journal."""
     size = _EACH_BYTES + len(entry.data) + len(entry.record)
     return entry.offset, epoch, size, entry
 
@@ -155,7 +156,7 @@ class UnarchivedCommits:
     ) -> None:
         self.late = late
         self.bytes = 0
-        # Not for an embedded server: it loses data only with its process, and so with this memory.
+        # Not kept for an embedded server, which loses data only together with this process.
         self.remembers = settings.unarchived_bytes > 0 and settings.url is not None
         self.limit = settings.unarchived_bytes if self.remembers else float("inf")
         self._port = port
@@ -164,11 +165,11 @@ class UnarchivedCommits:
         self._archiver = archiver
         self._keys = keys
         self._wait = settings.retry_for
-        # Plain tuples, as `Remembered` has them.
+        # Plain tuples of the fields of `Remembered`.
         self._kept: defaultdict[int, deque[tuple[Any, ...]]] = defaultdict(deque)
         self._last: dict[int, tuple[str, int]] = {}  # epoch and offset of the last commit, if no commits are kept
         self._mutex = Mutex()
-        self._driving: set[object] = set()  # where a writer archives in `make_room`: see `Port.here`
+        self._driving: set[object] = set()  # where a writer archives in `make_room`: values of `Port.here`
 
     def __len__(self) -> int:
         with self._mutex:
@@ -179,7 +180,7 @@ class UnarchivedCommits:
     def remember(self, names: RecordKeys, op: OpId, done: Committed) -> bool:
         """Keep a commit that is being acknowledged, and drop those that its answer shows to be archived.
 
-        False if the answer repeats one that was lost, and so lacks the time. Then the caller must `recall` the commit.
+        False if the answer repeats a lost one and therefore lacks the time: the caller must then `recall` the commit.
         """
         if not self.remembers or not done.offset:
             self._note(names.partition, done.epoch, done.offset)
@@ -223,12 +224,12 @@ class UnarchivedCommits:
         """Keep a commit by reading its entry from the journal.
 
         False if neither the journal nor SQL has it: the server that answered was replaced by one without the commit.
-        Raises WarmUnavailable or ColdUnavailable if Redis or SQL is down; to the caller that is another lost answer.
+        Raises WarmUnavailable or ColdUnavailable if Redis or SQL is down, which counts as another lost answer.
         """
         event = self._warm.ops.event(op)
         if await self._recall(names, event):
             return True
-        # It was archived and trimmed, or this is another server's journal. SQL knows which.
+        # It was archived and trimmed, or another server's journal was read. SQL decides which.
         entry = JournalEntry(done.offset, event, names.ref.text, done.version, 0, "", "", 0, b"", 0)
         return not await self._port.sql(self._cold.lacking, names.partition, done.epoch, [entry])
 
@@ -308,7 +309,7 @@ class UnarchivedCommits:
 
     async def _drop_closed(self, partition: int, state: PartitionState) -> None:
         """Drop commits of epochs that have ended, after those that SQL lacks were kept by `late`."""
-        # SQL closes an epoch before Redis begins the next one, so nothing more of it will be archived.
+        # SQL closes an epoch before Redis begins the next one, so its remaining commits will not be archived.
         with self._mutex:
             kept = self._kept[partition]
             if not kept or kept[0][1] == state.epoch:
@@ -338,7 +339,7 @@ _PIECE, _END = b"p", b"z"
 
 
 class Gathered(NamedTuple):
-    """The commits that replicas gave, each once, and the replicas that did not answer completely."""
+    """The commits that replicas reported, each once, and the replicas that did not answer completely."""
 
     entries: list[JournalEntry]
     silent: set[str]
@@ -347,7 +348,7 @@ class Gathered(NamedTuple):
 class Gathering:
     """Asks other replicas for their unarchived commits, and answers their requests.
 
-    `active`: this replica is on the roll. `link`: the one that receives requests; None to look for them instead.
+    `active`: this replica is on the roll. `link`: the link that receives requests; None to poll for them.
     """
 
     def __init__(
@@ -357,7 +358,7 @@ class Gathering:
         self._warm = warm
         self._keys = keys
         self._unarchived = commits
-        self._link = link if active else None  # a replica that is not on the roll is not waited for
+        self._link = link if active else None  # others do not wait for a replica that is not on the roll
         self._active = active
         self._asked = port.signal()
         self._answered: dict[str, None] = {}
@@ -479,7 +480,7 @@ class Gathering:
                 continue
             for piece in self._pieces(self._unarchived.entries(partition, epoch)):
                 await self._push(self._keys.gathered(partition, token), piece)
-            # Only now: an interrupted answer is sent again from its beginning, and commits that come twice count once.
+            # Noted only now: an interrupted answer is sent again from its beginning, and repeated commits count once.
             self._answered[token] = None
             while len(self._answered) > 4 * self._keys.partitions:
                 del self._answered[next(iter(self._answered))]
@@ -488,7 +489,7 @@ class Gathering:
         """Requests by partition: from the fleet's hash or, if that is unreachable, from our commits' partitions."""
         mine = self._unarchived.partitions()
         if not mine and not self._active:
-            return []  # our answer is not waited for
+            return []  # others do not wait for this replica's answer
         try:
             rows = await self._port.command(b"HGETALL", self._keys.gatherings)
             return [(int(rows[at]), rows[at + 1].decode()) for at in range(0, len(rows), 2)]

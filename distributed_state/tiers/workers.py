@@ -1,4 +1,4 @@
-"""Background work above the tiers that ends with them. Law: the tiers know it only by the names here.
+"""Background work that uses the tiers and ends with them. Law: the tiers use it only through these classes.
 
 Design: section 16.
 """
@@ -19,7 +19,7 @@ class Worker(ABC):
         """End it, and return when it has ended."""
 
     async def erased(self) -> None:
-        """Called after SQL erased something: forget it here, before the erasure counts as complete."""
+        """Drop records that SQL has erased; called before the erasure counts as complete."""
         return
 
 
