@@ -1,4 +1,4 @@
-"""The search index of one namespace: it is made, updated, searched and removed here. Safe to call from many threads.
+"""Makes, updates, searches and removes the search index of one namespace. Safe to call from many threads.
 
 Law: every method is one transaction. Users' input is always words, never query syntax. A search finds only documents of
 existing records that have not expired.
@@ -45,7 +45,7 @@ from distributed_state.values.model import escape
 from distributed_state.values.search import SearchQuery
 
 _MOST_DIMENSIONS = 2000  # of an index of pgvector
-_OLDEST_PGVECTOR = (0, 8)  # older ones return too few rows when a filter leaves some out
+_OLDEST_PGVECTOR = (0, 8)  # older versions return too few rows when a filter leaves some out
 _NO_RIGHT = "42501"
 PAGE_BYTES = 4 * 2**20  # of the values in one page
 # Join in this order: from the matches to their documents to their records. Without statistics, as after a restore,
@@ -77,7 +77,7 @@ class SearchStore(Part):
                 if dimensions is not None:
                     _make_vectors(sql, dimensions)
                 _note(sql, settings)
-        # A transaction of its own: the triggers note all that is archived from now on, so no other writer waits for
+        # In a separate transaction: the triggers note everything archived from now on, so other writers do not wait for
         # this.
         with self.database.long_write(self.namespace) as sql:
             _fill(sql)
@@ -184,9 +184,9 @@ def _remove(sql: Sql) -> None:
     """Remove the namespace's part of the index; the last namespace removes the index itself."""
     last = sql.execute(select(func.count()).select_from(search_index.indexes)).scalar() == 1
     if last:
-        # Before any row, as an erasure locks: first the record, then the row of its partition.
+        # Locked first, in the order of an erasure: the record, then the row of its partition.
         search_index.lock(sql, "ACCESS EXCLUSIVE")
-    # Wait for workers that are writing the index now; their claims are gone when they go on.
+    # Wait for workers that are writing the index now; when they continue, their claims have ended.
     p, r = search_index.partitions.c, records.c
     sql.execute(select(p.partition).where(p.namespace == sql.namespace).order_by(p.partition).with_for_update())
     mine = select(r.key).where(r.namespace == sql.namespace)
@@ -231,7 +231,7 @@ class Row(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Documents in order, how many matches were taken for them, and whether there may be more after those."""
+    """Documents in order, the number of matches that were read for them, and whether there may be further matches."""
 
     rows: list[Row]
     taken: int
@@ -243,13 +243,13 @@ def search(
 ) -> Page:
     """The matches, the most relevant first: by `vector` (of `dimensions`) if it is given, else by words.
 
-    `apart`: a score must not depend on the index's other documents. If the page is larger than `PAGE_BYTES`, only its
+    `apart`: a score must not depend on other documents of the index. If the page is larger than `PAGE_BYTES`, only its
     beginning is returned, at least one match.
     """
     if sql.postgresql:
         sql.exec_driver_sql(_IN_THIS_ORDER)
     if vector is not None:
-        # Have the index scan go on until enough rows pass the filter.
+        # Let the index scan continue until enough rows pass the filter.
         sql.exec_driver_sql("SELECT set_config('hnsw.iterative_scan', 'strict_order', true)")
     if not query.words:
         found = _from(documents, literal(0.0)).order_by(documents.c.id.desc())
@@ -356,7 +356,7 @@ def _by_words_postgresql(query: SearchQuery, language: str) -> Select[Any]:
 
 def _by_meaning(vector: str, dimensions: int, *, exactly: bool = False) -> Select[Any]:
     kept = table("search_vectors", column("document"), column("embedding"))
-    # Written exactly as in the index of these vectors, else PostgreSQL does not use it.
+    # Written exactly like the expression of the vectors' index; otherwise PostgreSQL does not use that.
     same: ColumnElement[Any] = literal_column(f"(search_vectors.embedding::vector({dimensions}))")
     distance = same.op("<=>", return_type=Float())(cast(vector, PostgresType(f"vector({dimensions})")))
     found = _from(kept.join(documents, kept.c.document == documents.c.id), literal(1.0) - distance)

@@ -57,7 +57,10 @@ _COUNTED = {"records": records, "cursors": cursors, "erasures": erasures}
 
 
 class ColdStore(Part):
-    """One namespace of a SQL database. Record texts, ids and users are given as `model.escape` writes them."""
+    """One namespace of a SQL database.
+
+    Record texts, ids and users are passed in the form that `model.escape` writes.
+    """
 
     def __init__(self, database: Database, namespace: str, snapshot_every: int, opened: ExitStack) -> None:
         super().__init__(database, namespace)
@@ -102,9 +105,9 @@ class ColdStore(Part):
     def open_later(
         cls, url: str | URL, known: Known, *, migrate: bool = True, snapshot_every: int = 100, timeout: float = 10.0
     ) -> ColdStore:
-        """Open a database that is away: every method raises ColdUnavailable until it is there.
+        """Open a database that is down: every method raises ColdUnavailable until it is available.
 
-        Then it is checked as `open` does, and must be the `known` one; else every method raises ConfigurationError.
+        It is then checked like in `open`, and must be the `known` one; else every method raises ConfigurationError.
         """
         database = Database(url, timeout)
 
@@ -235,7 +238,7 @@ class ColdStore(Part):
         self.sync()
 
     def complete(self, done: Mapping[str, int]) -> None:
-        """Complete the erasure of these records up to these versions: they are gone from Redis."""
+        """Complete the erasure of these records up to these versions, because Redis no longer has them."""
         with self.database.write(self.namespace) as sql:
             erasure.complete(sql, done)
         self.sync()
@@ -393,7 +396,7 @@ class AccessTokenStore(Part):
         """Revoke a token and all tokens made with it, directly or not. Raises NotFound."""
         with self.database.write(self.namespace) as sql:
             made: set[str] = set()
-            # Again until nothing is new: a token that was being made is visible once we hold the lock of its maker.
+            # Repeated until nothing is new: a token that was being made is visible once the lock of its maker is held.
             while more := self._made_with(sql, id) - made:
                 self._revoke(sql, more)
                 made |= more
@@ -415,7 +418,7 @@ class AccessTokenStore(Part):
         return found
 
     def revoke_alone(self, id: str) -> AccessToken:
-        """Revoke a token, and none of those made with it. Raises NotFound."""
+        """Revoke a token, but not those made with it. Raises NotFound."""
         with self.database.write(self.namespace) as sql:
             self._revoke(sql, [id])
             return self._one(sql, id)

@@ -85,7 +85,7 @@ cursors = Table(
     Column("closed", Boolean, nullable=False),
     # By this database's clock; NULL: minted by an older release, or begun by a repair of SQL.
     Column("minted_ms", BigInteger, nullable=True),
-    # Whether the epoch was, or was about to be, written to Redis; NULL: minted by an older release, so it may be.
+    # Whether the epoch was, or was about to be, written to Redis; NULL (minted by an older release) means possibly.
     Column("begun", Boolean, nullable=True),
 )
 
@@ -111,7 +111,7 @@ records = Table(
     Column("lifetime", TEXT, nullable=True),
     Column("phase", TEXT, nullable=True),
     Column("size", BigInteger, nullable=True),
-    # Without this SQLite reuses the key of an erased record, and a reader that has just looked it up reads the new
+    # Otherwise SQLite reuses the key of an erased record, and a reader that has just looked up the key reads the new
     # record.
     sqlite_autoincrement=True,
 )
@@ -203,7 +203,7 @@ message_blocks = Table(
     Column("data", LargeBinary, nullable=False),
 )
 
-# The tags by which records are found, as of their heads.
+# The tags of the records' heads, by which records are found.
 tags = Table(
     "tags",
     metadata,
@@ -263,7 +263,7 @@ quarantine = Table(
 Index("quarantine_namespaces", quarantine.c.namespace)
 
 # Commits of closed epochs that their record does not continue. `branch` is their branch within the record, `owner` the
-# record's owner according to them, `told`: an event was published about the branch.
+# record's owner at the commit, `told`: the event about the branch was published.
 branches = Table(
     "branches",
     metadata,

@@ -1,9 +1,9 @@
-"""One lock on the server, as its holder and its waiters see it. Law: waiters come in order, and never poll.
+"""One lock on the server, for its holder and its waiters. Law: waiters get it in order, and do not poll.
 
 A waiter queues on the server and is woken through the link; in addition it asks again at long intervals, which keeps
-its place and covers a holder that died. A free lock is offered to the head of its queue, and to the next one if the
-head does not come within the grace period, because it died. A waiter is woken only when it should ask the server: at an
-offer to another waiter, the first one of each process asks after the grace period, and those after it do not.
+its place and covers a holder that died. A free lock is offered to the head of its queue, and to the next waiter if the
+head does not ask within the grace period. A waiter is woken only when it should ask the server: if the lock is offered
+to another waiter, the first waiter in each process asks after the grace period, and later ones do not.
 
 Design: section 8.
 """
@@ -146,7 +146,7 @@ class Lock:
 
     @property
     def asked(self) -> bool:
-        """Whether a request for it is running, even if its caller was interrupted."""
+        """Whether a request for the lock is running, even if its caller was interrupted."""
         asking = self._asking
         return asking is not None and inspect.getcoroutinestate(asking) in (
             inspect.CORO_RUNNING,
@@ -163,11 +163,14 @@ class Lock:
 
     @observed("lease.release", "warm", _facts)
     async def give_back(self, deadline: float) -> bool:
-        """Release it, or leave the queue; False if another holder has it. Repeated until `deadline`, as others wait."""
+        """Release the lock, or leave the queue; False if another holder has it.
+
+        Repeated until `deadline`, as others wait.
+        """
         try:
             return bool(await self._warm.patiently(self._give_back, self.leave_call(), deadline, itertools.count()))
         except StateError as error:
-            # It expires by itself; raising here would hide the exception of the body.
+            # The lock expires by itself; an error here would hide the exception of the body.
             text = "lease of %s could not be released, it ends in %.1f s: %s"
             about = self.names.ref.text[:200]
             log.warning(text, about, self.ttl, error, extra={"record": about})
@@ -224,7 +227,7 @@ class Waiters:
     def _wake(self, channel: bytes, payload: bytes) -> None:
         """Wake waiters after an offer of the lock.
 
-        An empty payload (the channel is confirmed): one may have been missed.
+        An empty payload (the channel is confirmed) means that an offer may have been missed.
         """
         _, _, offered = payload.decode().partition(":")
         with self._mutex:
@@ -248,7 +251,7 @@ class Waiter:
         self._at = math.inf
 
     def ask(self, at: float = 0.0) -> None:
-        """Ask at this time instead, unless it is to ask at once already."""
+        """Ask at this time instead, unless the waiter should ask at once already."""
         if not at or self._at:
             self._at = at
         self._signal.set()

@@ -1,4 +1,4 @@
-"""Which partitions a worker handles. Law: it is for efficiency; a worker must not rely on being alone.
+"""Which partitions a worker handles. Law: this is for efficiency; two workers may handle one partition.
 
 Design: section 9.
 """
@@ -19,7 +19,7 @@ from distributed_state.warm.scripts import CLAIM, JOIN
 
 log = logging.getLogger(__name__)
 SECONDS = 10.0
-_RAREST = 3.0  # a member without a partition looks less often, but its pause is at most this many times longer
+_RAREST = 3.0  # a member without a partition looks less often, with a pause at most this many times longer
 
 
 class PartitionAssignment:
@@ -51,13 +51,13 @@ class PartitionAssignment:
         self._waits = False  # whether there are more members than can have partitions
         self._tries = 0  # how many partitions a waiting member tries in a look
         self._renew_at = 0.0
-        self._joined_until = 0.0  # until then we count as a member, even without a reply
-        self.ends = 0.0  # until then our partitions are ours, even without a reply
+        self._joined_until = 0.0  # until then this counts as a member, even without a reply
+        self.ends = 0.0  # until then this member's partitions are its own, even without a reply
         self.mine: list[int] = []
         self.excess: list[int] = []
 
     async def hold(self) -> None:
-        """Keep and take partitions, if it is time to: then `mine` are those held, `excess` those to give back."""
+        """Keep and take partitions, if it is time to: afterwards `mine` are those held, `excess` those to give back."""
         if not self._rounds.due(self._renew_at):
             return
         now = self._port.monotonic()
@@ -69,7 +69,7 @@ class PartitionAssignment:
         if not waits or free or self._rounds.due(self._joined_until - 2 * self._seconds / 3 * pauses):
             asked = self.mine or free[:1]
             kept, members, unheard = await self._ask(asked, int(self._ttl_ms * pauses))
-            # A claim without a reply may have been renewed: no other can take it, so it stays ours until it ends.
+            # A claim without a reply may have been renewed, so others cannot take it: it counts as held until it ends.
             if unheard and self.mine and now + self._seconds / 2 < self.ends:
                 kept, ends = kept + unheard, self.ends
             self._joined_until = now + self._seconds * pauses
@@ -96,12 +96,12 @@ class PartitionAssignment:
         return [each for each, holder in zip(tried, holders, strict=True) if holder is None]
 
     async def _ask(self, partitions: list[int], ttl_ms: int) -> tuple[list[int], int, list[int]]:
-        """Report that we are a member, and claim these.
+        """Report this member, and claim these partitions.
 
-        Returns those that are ours then, the number of members, and those without a reply.
+        Returns the claimed partitions, the number of members, and the partitions without a reply.
 
-        One server of a cluster has the list of the team. While it is down, assignments stay as they are: the number of
-        members is 0, and ours are those that we kept.
+        One server of a cluster has the list of the team. While it is down, assignments do not change: the number of
+        members is 0, and the result are the renewed partitions.
         """
         joining: Call = JOIN, [self._team], [self.member, ttl_ms]
         *claims, joined = await self._port.scripts([*self._claims(partitions, self._ttl_ms), joining])
@@ -121,13 +121,13 @@ class PartitionAssignment:
         while at < len(partitions) and len(taken) < wanted:
             taken += await self._claimed(partitions[at : at + many])
             at += many
-            many *= 2  # few are free; growing batches find them in few exchanges
+            many *= 2  # few partitions are free; growing batches find them in few exchanges
         if taken[wanted:]:
             await self._claimed(taken[wanted:], ttl_ms=1)
         return taken[:wanted]
 
     def _share(self, members: int, pauses: float) -> tuple[int, int]:
-        """Return how many partitions should be ours, and how many to try for that.
+        """Return how many partitions this member should have, and how many to try for that.
 
         A member that waits while all partitions have holders gets one only when another member ends. Together, all
         waiting members try each partition twice in a third of `seconds`; one that would try less than one looks less
@@ -138,7 +138,7 @@ class PartitionAssignment:
         share = -(-partitions // members)
         waiting = members - partitions // share
         self._waits = waiting > 0
-        # For the next look: this one has already reported how long its membership lasts.
+        # Applies from the next look on: this one has already reported how long its membership lasts.
         self._pauses = min(max(waiting / (2 * partitions), 1.0), _RAREST)
         if waiting <= 0:
             return share, partitions
@@ -150,13 +150,13 @@ class PartitionAssignment:
         return bool(await self._port.command(b"ZRANGEBYSCORE", self._team, now, b"+inf", b"LIMIT", 0, 1))
 
     async def leave(self) -> None:
-        """Release everything to the others at once."""
+        """Release all partitions at once, for the others."""
         await self.give_back(self.mine)
         self._renew_at = 0.0
         await self._port.command(b"ZREM", self._team, self.member)
 
     async def give_back(self, partitions: Iterable[int]) -> None:
-        """Release these to the others at once."""
+        """Release these partitions at once, for the others."""
         gone = set(partitions)
         if gone:
             self.mine = [each for each in self.mine if each not in gone]
@@ -164,7 +164,7 @@ class PartitionAssignment:
             await self._claimed(gone, ttl_ms=1)
 
     async def _claimed(self, partitions: Iterable[int], ttl_ms: int | None = None) -> list[int]:
-        """Claim or renew these for `ttl_ms`, else for `seconds`; return those that are ours then."""
+        """Claim or renew these for `ttl_ms`, by default for `seconds`; return the claimed ones."""
         wanted = list(partitions)
         if not wanted:
             return []

@@ -1,11 +1,11 @@
-"""The scripts about partitions: starting one, its journal and how far that is archived, and the records in Redis.
+"""The scripts about partitions: their start, their journals and how far these are archived, and the records in Redis.
 
 Law: each script gets the epoch and the entry that it acts on, so that it changes nothing under another data id.
 
 With its epoch a partition receives the ids of all records that SQL has, its known ids. Without them Redis cannot
 distinguish a record that never existed from one that is archived and evicted, and the first write of an id asks SQL.
 The scripts that create or import a record add its id. Known ids are stored in the partition's `meta` and end with the
-epoch. They are complete, or there are none.
+epoch. They are complete, or absent.
 
 Design: sections 9, 10, 14.
 """
@@ -40,7 +40,7 @@ from distributed_state.warm.scripts import (
 )
 
 log = logging.getLogger(__name__)
-_MINTING_MS = 2000  # a replica that starts a partition and does not renew its right for this long has died, or stopped
+_MINTING_MS = 2000  # a replica that starts a partition and does not renew its right for this long has died or stopped
 _PAGE = 256
 _SCAN_PAGE = 1000
 _COMMITTED = re.compile(rb"(?:^|;)[^; ]+ \d+ (\d+)")  # the time in seconds, as commit.lua keeps it with the op ids
@@ -80,7 +80,7 @@ class Partitions:
     async def request_right(self, keys: PartitionKeys, token: str, over: str = "") -> tuple[str, str]:
         """Request the right to start a partition; return 'ok', 'busy' or 'live', and the epoch that Redis has.
 
-        The epoch `over` does not count as live, although it has the present data id: it is to be ended.
+        The epoch `over` is to be ended, so it does not count as live although it has the present data id.
         """
         word, *epoch = await self._client.script(MINT, [keys.meta], [token, _MINTING_MS, over, "0"])
         return word.decode(), epoch[0].decode() if epoch else ""
@@ -112,7 +112,7 @@ class Partitions:
             int(known is not None),
         ]
         answer = await self._client.script(INSTALL, names, arguments + (known or []))
-        # If a reply was lost, the script was sent again, and found our own epoch live.
+        # If a reply was lost, the script was sent again, and found the epoch that it had started itself.
         return "ok" if answer[1:] == [new.epoch.encode()] else _word(answer)
 
     async def reserve(self, names: RecordKeys, epoch: str) -> bool:
@@ -327,7 +327,7 @@ def _window(kept: dict[bytes, bytes], last: int) -> KeptItems:
     items = {name: (int(version), frame) for name, (_, version, frame) in held.items()}
     floor = int(kept.get(b"#f", b"0"))
     if max((floor, *(version for version, _ in items.values()))) < last:
-        return KeptItems({}, last)  # the window is gone, or older than the record's present state
-    # A window from which no item was removed, and which never lacked any, begins with its layer.
+        return KeptItems({}, last)  # the window was evicted, or is older than the record's present state
+    # A window is complete from its layer's beginning if no item was removed from it and it never lacked one.
     whole = kept.get(b"#d", b"1") == b"1" and kept.get(b"#u") != b"2"
     return KeptItems(items, 0 if whole else floor)

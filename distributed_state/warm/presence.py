@@ -1,8 +1,8 @@
-"""The replicas of a store, as each reports itself. Law: a silent one is published as lost once, by one other replica.
+"""The replicas of a store and their reports. Law: one other replica publishes the loss of a silent replica, once.
 
 The roll holds the time when each counts as lost, by the server's clock. A replica that was late itself does not report
-others for a while: more likely Redis was down, for the others as well. In a large fleet each sends heartbeats less
-often, and reports with each how long it is valid.
+others for a while: probably Redis was down for the others as well. In a large fleet replicas send heartbeats less
+often, and report with each one how long it is valid.
 
 Design: section 12.
 """
@@ -43,9 +43,9 @@ _NAMED = 10  # partitions of which nothing is archived
 
 
 class Figures(NamedTuple):
-    """A replica's own figures, known without asking: how far its work is, its counters, and what stops its archiver.
+    """A replica's own figures, collected without a request: its progress, its counters, and why its archiver stopped.
 
-    `archiving` is "" while nothing does; `diverged` has the reason for each partition that cannot be archived.
+    `archiving` is "" while the archiver runs; `diverged` has the reason for each partition that cannot be archived.
     """
 
     positions: dict[str, int]
@@ -55,7 +55,7 @@ class Figures(NamedTuple):
 
 
 class Presence:
-    """This replica among the others."""
+    """Reports this replica, and lists the others."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Presence:
         self._rounds = rounds
         self._figures = figures
         self._every = settings.beat
-        self._pause = settings.beat  # until the job's next beat; a beat reports its validity by it
-        self._members = 1  # as the answer to the last beat reported
+        self._pause = settings.beat  # seconds until the job's next beat, which determine the reported validity
+        self._members = 1  # reported by the answer to the last beat
         self._started = port.wall()
         self._judges_from = 0.0
         self._status: dict[str, Any] = {}
@@ -132,7 +132,7 @@ class Presence:
         now = self._roll_at = self._port.monotonic()
         self._seen.update((each.decode(), now) for each in listed)
         for id, seen in list(self._seen.items()):
-            # Kept after it left the roll, which happens a long time after its last beat.
+            # Kept after the replica left the roll, which is long after its last beat.
             if seen < now - self._kept:
                 self._seen.pop(id, None)
 
@@ -157,7 +157,8 @@ class Presence:
 
     async def _run(self) -> None:
         while True:
-            # Before the beat that reports its validity: the next one comes in time, however large the fleet is then.
+            # Computed before the beat, which reports its validity, so that the next one comes in time even in a larger
+            # fleet.
             self._pause = self._every * min(max(self._members / _CALM, 1.0), _RAREST)
             try:
                 for each in await self._beat():
@@ -257,7 +258,7 @@ def release() -> str:
     try:
         return metadata.version("distributed-state")
     except metadata.PackageNotFoundError:
-        return ""  # run from its source
+        return ""  # the package is run from its source
 
 
 def _reason(error: StateError) -> str:

@@ -1,8 +1,8 @@
 """The scripts that run in Redis, and the client that sends them. Law: each script is named once, here.
 
-A call without a reply is sent again until it has waited for `retry_for` seconds. A function that a caller waits for
-sends its scripts through this client, and only scripts that may run twice. A job with a loop of its own uses the port,
-which tries once.
+A call without a reply is sent again until it has waited for `retry_for` seconds. Functions for which a caller waits
+send their scripts through this client, and only scripts that may run twice. Background jobs use the port, which tries
+once.
 
 Design: sections 4, 5.
 """

@@ -1,7 +1,7 @@
-"""The event stream in Redis, as seen by one replica. Law: an event is written once, at the next offset, or not.
+"""One replica's client of the event streams in Redis. Law: an event is written once, at the next offset, or not at all.
 
 A consumer has a position in each partition's stream, and the stream's head shows whether the stream continues there.
-Epochs count up, and a stream may continue with the events of earlier ones: their offsets are then part of it.
+Epochs are numbered, and a stream may also hold the events of earlier epochs, with their offsets.
 
 Design: sections 12, 14.
 """
@@ -36,7 +36,7 @@ _PAGE = 200
 _STARTS = 20
 _MOST_WAITING = 1000
 _CLOSING_SECONDS = 1.0
-_COUNT = re.compile(r"(\d{1,18})-", re.ASCII)  # the ordinal of an epoch in its partition: its name begins with it
+_COUNT = re.compile(r"(\d{1,18})-", re.ASCII)  # the ordinal of an epoch in its partition, with which its name begins
 _OVER = re.compile(r"\d{1,18}-(?:(\d{1,18})-)?(?:lost)?", re.ASCII)
 _TOKEN = re.compile(r"(\d{1,4})=([\w-]{1,80})@(\d{1,18})", re.ASCII)
 
@@ -62,24 +62,24 @@ class Position(NamedTuple):
 
     @classmethod
     def missed(cls, epochs: int, known: int | None = None) -> Position:
-        """Return a position in an epoch of which nothing is known, the last of `epochs`: a resync follows."""
+        """Return a position in the last of `epochs`, of which nothing is known: a resync follows."""
         return cls(f"{cls.behind(epochs, known).epoch}lost", 0)
 
     @property
     def waits(self) -> bool:
-        """Whether the epoch of the next events has yet to begin."""
+        """Whether the epoch of the next events has not begun yet."""
         return not self.epoch or self.epoch.endswith("-")
 
     @property
     def known(self) -> int | None:
-        """The number of known events of an epoch that seems to have ended; None if it cannot have others."""
+        """The number of known events of an epoch that seems to have ended; None if it cannot have further events."""
         found = _OVER.fullmatch(self.epoch)
         if found is None:
             return self.offset if self.epoch else None
         return int(found[1]) if found[1] else None
 
     def leads_to(self, epoch: str) -> bool:
-        """Whether no event lies between this and the beginning of an epoch, or a later place in it."""
+        """Whether there is no event between this position and the beginning of an epoch (or a later offset of it)."""
         return self.epoch in ("", epoch) or (self.waits and count(epoch) == count(self.epoch) + 1)
 
     def __str__(self) -> str:
@@ -179,7 +179,8 @@ class Head(NamedTuple):
             return Position.behind(count(at.epoch), at.known)
         if self.lost(at) == "rewound":
             return Position(self.epoch, self.offset)
-        # If the stream continues from before the consumer's position, the consumer has received everything up to there.
+        # If the stream reaches back before the consumer's position, the consumer has received everything up to that
+        # position.
         end = self.end_of(at.epoch)
         return Position(self.epoch, max(self.floor, end if at.offset > end else 0))
 
@@ -239,7 +240,7 @@ class Stream:
         roll: bytes = b"",
         member: str = "",
     ) -> tuple[str, int, int, str]:
-        """Write an event alone; return its epoch, offset, time in ms and id.
+        """Write an event without a commit; return its epoch, offset, time in ms and id.
 
         With a `member` of a `roll` it is written only if the member is due, and by one of all replicas that try; the
         others get offset 0.
@@ -258,7 +259,8 @@ class Stream:
                         return found.epoch, found.offset, found.time_ms, found.id
                     op.since_ms = int(answer[1])
                 elif starts < _STARTS:
-                    # Under the same op id: the new epoch knows the outcome if an answer was lost with the earlier data.
+                    # Sent under the same op id: if an answer was lost with the earlier data, the new epoch still finds
+                    # the event.
                     starts += 1
                     await self._start(keys.partition)
                 else:
@@ -291,7 +293,7 @@ class Stream:
     async def emit_once(
         self, keys: PartitionKeys, writer: str, since_ms: int, type: str, subject: str, data: bytes
     ) -> bool:
-        """Write an event under the id of `writer`, unless that was done since; False if it cannot be written now."""
+        """Write an event under the id of `writer`, unless it was written before; False if it cannot be written now."""
         op = OpId(0, 0, "", 0.0, 0)
         op.since_ms = since_ms
         names = keys.emit_keys
@@ -304,7 +306,7 @@ class Stream:
         return True
 
     async def try_to_emit(self, keys: PartitionKeys, type: str, subject: str, data: bytes) -> bool:
-        """Write an event alone if that can be done at once. Raises WarmUnavailable after one attempt."""
+        """Write an event without a commit if that can be done at once. Raises WarmUnavailable after one attempt."""
         names = keys.emit_keys
         op = self._warm.ops.begin([(b"e", type.encode(), data)])
         data = self._sealed(subject, type, op, data)
@@ -414,7 +416,7 @@ class Stream:
         return seen
 
     async def advance(self, calls: Sequence[tuple[tuple[bytes, bytes], bytes, bytes]], member: str) -> list[bool]:
-        """Note a group's positions in partitions that this member handles for it; False where it no longer does.
+        """Note a group's positions in partitions that this member handles; False for those that it no longer handles.
 
         Each call has the position that the member noted last; if that is unchanged, a former member may still note its
         event. Also False if the server is down: the events are handled again, and other partitions do not wait.
