@@ -54,8 +54,8 @@ class Daemon:
         self.send("command", command=name, id=id, **({} if args is None else {"args": args}), **more)
         return id
 
-    def answer(self, id: str) -> dict[str, Any]:
-        return self.until("response", lambda data: data.get("command_id") == id)
+    def answer(self, id: str, seconds: float = 20) -> dict[str, Any]:
+        return self.until("response", lambda data: data.get("command_id") == id, seconds)
 
     def ask(self, name: str, args: Any = None, **more: Any) -> Any:
         """The result of a command."""

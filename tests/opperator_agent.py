@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +56,7 @@ class Troubled(Agent):
 
     def initialize(self) -> None:
         self.register_section("doomed", "Doomed", "soon gone", collapsed=True)
-        self.remove_section("doomed")
+        self.unregister_section("doomed")
         self.set_system_prompt("You are troubled.")
         number = [CommandArgument("number", "integer", required=True), CommandArgument("factor", "integer", default=0)]
         self.register_command("double", self.double, description="Twice a number", arguments=number)
@@ -89,6 +90,30 @@ class Troubled(Agent):
     def flood(self) -> None:
         for number in range(3000):
             self.log("INFO", "x" * 1000, number=number)
+
+
+class Noting(Agent):
+    """Keeps its user's conversation and the notes in attributes, as agents of the daemon's SDK do."""
+
+    beside = False  # whether its command runs beside the switches
+
+    def initialize(self) -> None:
+        self.at = ""
+        self.notes: dict[str, list[str]] = {}
+        self.moved = threading.Condition()
+        self.register_command("add", self.add, arguments=[CommandArgument("note")], async_enabled=self.beside)
+
+    def on_conversation_switched(self, conversation_id: str) -> None:
+        with self.moved:
+            self.at = conversation_id
+            self.moved.notify_all()
+
+    def add(self, note: str) -> str:
+        with self.moved:
+            if self.beside:
+                self.moved.wait_for(lambda: self.at != self.conversation_id, 0.5)  # else the last ones wait for ever
+            self.notes.setdefault(self.at, []).append(note)
+            return self.at
 
 
 class Waiting(AsyncAgent):

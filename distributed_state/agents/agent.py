@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from distributed_state.agents.blocking_deleted_state import LastState
 from distributed_state.agents.deleted_state import AsyncLastState
 from distributed_state.agents.display import Display, Limits, Listener, LogLevel, Status
-from distributed_state.agents.hooks import Command, CommandArgument, Commands, Hooks, Progress, call
+from distributed_state.agents.hooks import Command, CommandArgument, Commands, Hooks, Progress, call, exposures, plain
 from distributed_state.errors import CommandFailed, ConfigurationError, CorruptState, InvalidValue
 from distributed_state.events import config as configs
 from distributed_state.events.config import Config
@@ -214,19 +214,66 @@ class BaseAgent(Hooks):
     def register_command(
         self,
         name: str,
-        function: Callable[..., Any],
+        handler: Callable[..., Any],
         *,
         description: str = "",
-        arguments: Iterable[CommandArgument] = (),
+        arguments: Iterable[CommandArgument | Mapping[str, Any]] = (),
+        async_enabled: bool = False,
+        title: str = "",
+        expose_as: str | Iterable[str] | None = None,
+        slash_command: str = "",
+        slash_scope: str = "",
+        argument_hint: str = "",
+        argument_required: bool = False,
+        progress_label: str = "",
+        hidden: bool = False,
     ) -> None:
         """Offer a command.
 
-        `function` receives those of its arguments, `args` (a dict) and `progress` that it has parameters for.
+        `handler` receives those of its arguments, `args` (a dict) and `progress` that it has parameters for.
 
-        `args` has all arguments; `progress(text, **fields)` reports progress. The function returns any JSON value.
+        `args` has all arguments; `progress(text, **fields)` reports progress. The handler returns any JSON value.
+        Under an Opperator daemon, commands run one after another, in order with the daemon's events; a command that is
+        `async_enabled` runs beside them. The other options are shown to users of the agent: a title; `expose_as`,
+        "agent_tool", "slash_command" or both; the name and scope of the slash command, "local" or "global"; and so on.
         """
-        self._commands.register(Command(name, function, description, tuple(arguments)))
+        shown = {
+            "async_enabled": bool(async_enabled),
+            "title": title,
+            "expose_as": exposures(name, expose_as),
+            "slash_command": slash_command,
+            "slash_scope": plain(slash_scope),
+            "argument_hint": argument_hint,
+            "argument_required": bool(argument_required),
+            "progress_label": progress_label,
+            "hidden": bool(hidden),
+        }
+        described = tuple(each if isinstance(each, CommandArgument) else CommandArgument(**each) for each in arguments)
+        given = {option: value for option, value in shown.items() if value}
+        self._commands.register(Command(name, handler, description or "", described, given))
         self._context.display.show("commands", self._commands.to_list())
+
+    def unregister_command(self, name: str) -> bool:
+        """Withdraw a command. Returns False, and logs a warning, if there is none with that name."""
+        if not self._commands.remove(name):
+            self.log(LogLevel.WARNING, "no such command to withdraw", command=name)
+            return False
+        self._context.display.show("commands", self._commands.to_list())
+        return True
+
+    def report_progress(
+        self,
+        text: str = "",
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        status: str = "",
+        progress: float | None = None,
+    ) -> None:
+        """Report the progress of the command that calls this; elsewhere it does nothing."""
+        report = present().progress
+        if report is not None:
+            more = {"status": status or None, "progress": progress}
+            report(text or "", dict(metadata or {}) | {name: each for name, each in more.items() if each is not None})
 
     async def _run_command(
         self,
@@ -244,7 +291,7 @@ class BaseAgent(Hooks):
         self.requests += 1
         # A command that a hook calls is part of the hook: a deletion in the command must not wait for the hook to end.
         runner = present().runner
-        here = Invocation(runner, conversation_id or self.conversation_id, directory=directory)
+        here = Invocation(runner, conversation_id or self.conversation_id, directory=directory, progress=progress)
         with self._context.invoke(here), self._context.command():
             try:
                 return await command.run(self._context.services.port, values, progress)
@@ -287,27 +334,27 @@ class BaseAgent(Hooks):
         """
         self._context.display.log(level, message, fields)
 
-    def set_system_prompt(self, prompt: str) -> None:
-        """Display the system prompt with which a model acts as this agent."""
-        self._context.display.show_text("system_prompt", prompt)
+    def set_system_prompt(self, prompt: str, *, replace: bool = False) -> None:
+        """Display the system prompt with which a model acts as this agent; with `replace` it is the only one."""
+        self._context.display.show_system_prompt(prompt, replace)
 
     def set_description(self, description: str) -> None:
         """Set a one-sentence description of the agent."""
-        self._context.display.show_text("description", description)
+        self._context.display.show_description(description)
 
-    def register_section(self, id: str, title: str, content: str = "", *, collapsed: bool = False) -> None:
+    def register_section(self, section_id: str, title: str, content: str = "", collapsed: bool = False) -> None:
         """Add a section of text that users of the agent see, or replace the one with that id."""
-        self._context.display.register_section(id, title, content, collapsed)
+        self._context.display.register_section(section_id, title, content, collapsed)
 
     def update_section(
-        self, id: str, content: str | None = None, *, title: str | None = None, collapsed: bool | None = None
+        self, section_id: str, content: str | None = None, *, title: str | None = None, collapsed: bool | None = None
     ) -> None:
-        """Change a section's content. Raises NotFound for an unknown id."""
-        self._context.display.update_section(id, content, title, collapsed)
+        """Change a section, or add one; the title of a new one is its id unless given."""
+        self._context.display.update_section(section_id, content, title, collapsed)
 
-    def remove_section(self, id: str) -> None:
-        """Remove a section. Raises NotFound for an unknown id."""
-        self._context.display.remove_section(id)
+    def unregister_section(self, section_id: str) -> bool:
+        """Remove a section. Returns False, and logs a warning, if there is none with that id."""
+        return self._context.display.remove_section(section_id)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -319,6 +366,11 @@ class AgentHost(Protocol):
     @property
     def stopping(self) -> bool:
         """Whether its agents are stopping."""
+        ...
+
+    @property
+    def working(self) -> bool:
+        """Whether hooks run, or events wait for them."""
         ...
 
     @property
@@ -505,7 +557,7 @@ class AgentContext:
 
 @dataclass(frozen=True, slots=True)
 class Invocation:
-    """The running hook or command: its conversation (or the deleted one's last state), and a command's folder.
+    """The running hook or command: its conversation, or a deleted one's last state; a command's folder and reports.
 
     `runner` runs the hook; it is None for a command that no hook called.
     """
@@ -514,6 +566,7 @@ class Invocation:
     conversation_id: str = ""
     last_state: AsyncLastState | LastState | None = None
     directory: str = ""
+    progress: Progress | None = None
 
 
 NONE = Invocation()

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from distributed_state.errors import InvalidValue, NotFound
+from distributed_state.errors import InvalidValue
 from distributed_state.port import Mutex
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,7 @@ class LogLevel(Enum):
     WARNING = logging.WARNING
     ERROR = logging.ERROR
     CRITICAL = logging.CRITICAL
+    FATAL = CRITICAL
 
 
 class Display:
@@ -61,30 +62,42 @@ class Display:
             self.visible = self.visible | {name: value}
         self.notify(name, {name: value})
 
-    def show_text(self, name: str, value: str) -> None:
-        """Replace one of the visible texts. Raises InvalidValue if it is not a str."""
-        self.show(name, _text("prompt" if name == "system_prompt" else name, value))
+    def show_description(self, description: str) -> None:
+        """Replace the description. Raises InvalidValue if it is not a str."""
+        self.show("description", _text("description", description))
+
+    def show_system_prompt(self, prompt: str, replace: bool) -> None:
+        """Replace the system prompt. Raises InvalidValue if it is not a str."""
+        with self._mutex:
+            self.visible = self.visible | {"system_prompt": _text("prompt", prompt)}
+        self.notify("system_prompt", {"system_prompt": prompt, "replace": bool(replace)})
 
     def register_section(self, id: str, title: str, content: str, collapsed: bool) -> None:
         """Add a section, or replace the one with that id."""
         _text("id", id)
         section = {"title": _text("title", title), "content": _text("content", content), "collapsed": bool(collapsed)}
-        self._put_section(id, section)
+        with self._mutex:
+            self.visible = self.visible | {"sections": self.visible["sections"] | {id: section}}
+        self.notify("section", {"id": id, **section})
 
     def update_section(self, id: str, content: str | None, title: str | None, collapsed: bool | None) -> None:
-        """Change those values of a section that are not None. Raises NotFound."""
+        """Change those values of a section that are not None, or add it. Raises InvalidValue."""
+        before = self.visible["sections"].get(id, {"title": id, "content": "", "collapsed": False})
         given = {"content": content, "title": title, "collapsed": collapsed}
-        for name in ("content", "title"):
-            _text(name, given[name] or "")
-        self._put_section(id, self._section(id) | {name: each for name, each in given.items() if each is not None})
+        section = before | {name: each for name, each in given.items() if each is not None}
+        self.register_section(id, section["title"], section["content"], section["collapsed"])
 
-    def remove_section(self, id: str) -> None:
-        """Remove a section. Raises NotFound."""
-        self._section(id)
+    def remove_section(self, id: str) -> bool:
+        """Remove a section; False, with a warning in the log, if there is none."""
         with self._mutex:
             sections = {name: each for name, each in self.visible["sections"].items() if name != id}
+            there = len(sections) < len(self.visible["sections"])
             self.visible = self.visible | {"sections": sections}
-        self.notify("section_removed", {"id": id})
+        if there:
+            self.notify("section_removed", {"id": id})
+        else:
+            self.log(LogLevel.WARNING, "no such section to remove", {"section": id})
+        return there
 
     def notify(self, kind: str, content: dict[str, Any]) -> None:
         """Call every listener with a change; if one fails, log that and call the next."""
@@ -93,17 +106,6 @@ class Display:
                 listener(kind, content)
             except Exception:
                 log.exception("agent %s: a listener failed at %s", self._name, kind)
-
-    def _section(self, id: str) -> dict[str, Any]:
-        found: dict[str, Any] | None = self.visible["sections"].get(id)
-        if found is None:
-            raise NotFound(f"no section {id!r:.80}; there are {', '.join(self.visible['sections']) or 'none'}")
-        return found
-
-    def _put_section(self, id: str, section: dict[str, Any]) -> None:
-        with self._mutex:
-            self.visible = self.visible | {"sections": self.visible["sections"] | {id: section}}
-        self.notify("section", {"id": id, **section})
 
 
 def _number(level: LogLevel | str | int) -> int:

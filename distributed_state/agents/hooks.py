@@ -7,9 +7,11 @@ Design: section 12.
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -156,28 +158,90 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class CommandArgument:
-    """An argument of a command. `type` is "string", "integer", "number", "boolean", "array" or "object"."""
+    """An argument of a command. `type` is "string", "integer", "number", "boolean", "array" or "object".
+
+    `enum` lists the allowed values. `items` describes the values of an array, `properties` those of an object by name:
+    `{"type": "string", "required": True}`; a description may have `items`, `properties` and `enum` of its own.
+    """
 
     name: str
     type: str = "string"
     description: str = ""
     required: bool = False
     default: Any = None
+    enum: Sequence[Any] | None = None
+    items: Mapping[str, Any] | None = None
+    properties: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise InvalidValue(f"the name of an argument is a non-empty str, not {self.name!r:.80}")
-        if self.type not in _TYPES:
-            raise InvalidValue(f"argument {self.name!r}: type {self.type!r:.80} is not one of {', '.join(_TYPES)}")
+        _check_description(f"argument {self.name!r}", self._described)
         if self.default is not None:
             self.check(self.default)
 
     def check(self, value: Any) -> Any:
-        """Return the value if it has the type. Raises InvalidValue."""
-        # In Python a bool is an int; in the arguments of a command it is not.
-        if not isinstance(value, _TYPES[self.type]) or (isinstance(value, bool) and self.type != "boolean"):
-            raise InvalidValue(f"argument {self.name!r} is of type {self.type}, not {type(value).__name__}")
+        """Return the value if it is as described. Raises InvalidValue."""
+        _check(f"argument {self.name!r}", value, self._described)
         return value
+
+    @property
+    def _described(self) -> dict[str, Any]:
+        return {"type": self.type, "enum": self.enum, "items": self.items, "properties": self.properties}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The argument's description, as JSON values."""
+        return {name: value for name, value in asdict(self).items() if value is not None or name == "default"}
+
+
+def _check_description(what: str, described: Any) -> None:
+    """Raise InvalidValue unless it describes values: their type, and what an array or object holds."""
+    if not isinstance(described, Mapping) or described.get("type", "string") not in _TYPES:
+        found = described.get("type") if isinstance(described, Mapping) else described
+        raise InvalidValue(f"{what}: type {found!r:.80} is not one of {', '.join(_TYPES)}")
+    enum = described.get("enum")
+    if isinstance(enum, str) or not isinstance(enum or (), Sequence):
+        raise InvalidValue(f"{what}: enum is a list of values, not {enum!r:.80}")
+    if described.get("items") is not None:
+        _check_description(f"{what}, its items", described["items"])
+    for name, each in (described.get("properties") or {}).items():
+        _check_description(f"{what}, its property {name!r:.80}", each)
+
+
+def _check(what: str, value: Any, described: Mapping[str, Any]) -> None:
+    """Raise InvalidValue unless the value is as described."""
+    wanted = described.get("type", "string")
+    # In Python a bool is an int; in the arguments of a command it is not.
+    fits: bool = isinstance(value, _TYPES[wanted]) and (wanted == "boolean" or not isinstance(value, bool))
+    if not fits:
+        raise InvalidValue(f"{what} is of type {wanted}, not {type(value).__name__}")
+    if described.get("enum") and value not in described["enum"]:
+        raise InvalidValue(f"{what} is one of {', '.join(map(repr, described['enum']))}, not {value!r:.80}")
+    if wanted == "array" and described.get("items"):
+        for number, each in enumerate(value):
+            _check(f"{what}, item {number}", each, described["items"])
+    for name, each in (described.get("properties") or {}).items() if wanted == "object" else ():
+        if value.get(name) is not None:
+            _check(f"{what}, property {name!r}", value[name], each)
+        elif each.get("required"):
+            raise InvalidValue(f"{what}, property {name!r} is missing")
+
+
+_EXPOSURES = ("agent_tool", "slash_command")
+
+
+def exposures(name: str, given: str | Iterable[str] | None) -> list[str]:
+    """How a command is offered, as texts; texts and their enums are taken. Raises InvalidValue."""
+    found = [plain(each) for each in ([given] if isinstance(given, str) else given or ())]
+    for each in found:
+        if each not in _EXPOSURES:
+            raise InvalidValue(f"{name}: expose_as is one of {', '.join(_EXPOSURES)}, not {each!r:.80}")
+    return found
+
+
+def plain(text: str | None) -> str:
+    """The text itself, without the enum that it is a member of."""
+    return str(text.value if isinstance(text, Enum) else text or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +252,15 @@ class Command:
     function: Callable[..., Any]
     description: str = ""
     arguments: tuple[CommandArgument, ...] = ()
+    shown: Mapping[str, Any] = field(default_factory=dict)  # more of its description, for programs that offer it
 
     def to_dict(self) -> dict[str, Any]:
         """The command's description, as JSON values."""
-        arguments = [asdict(each) for each in self.arguments]
-        return {"name": self.name, "description": self.description, "arguments": arguments}
+        arguments = [each.to_dict() for each in self.arguments]
+        return {"name": self.name, "description": self.description, "arguments": arguments, **self.shown}
 
     def read(self, given: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The arguments, checked, with defaults filled in. Raises InvalidValue, which names the wrong one."""
+        """The given arguments, checked, and the defaults of others. Raises InvalidValue, which names the wrong one."""
         if given is not None and not isinstance(given, Mapping):
             raise InvalidValue(f"{self.name}: the arguments are an object, not a {type(given).__name__}")
         values = dict(given or {})
@@ -205,11 +270,14 @@ class Command:
             if value is None and each.required:
                 raise InvalidValue(f"{self.name}: argument {each.name!r} is missing")
             try:
-                found[each.name] = each.default if value is None else each.check(value)
+                value = copy.deepcopy(each.default) if value is None else each.check(value)
             except InvalidValue as error:
                 raise InvalidValue(f"{self.name}: {error}") from error
+            if value is not None:
+                found[each.name] = value
         if values:
-            known = f"it takes {', '.join(found)}" if found else "it was registered without `arguments=`"
+            names = ", ".join(each.name for each in self.arguments)
+            known = f"it takes {names}" if names else "it was registered without `arguments=`"
             raise InvalidValue(f"{self.name}: takes no argument {next(iter(values))!r:.80}; {known}")
         return found
 
@@ -235,6 +303,10 @@ class Commands:
 
     def __init__(self) -> None:
         self._known: dict[str, Command] = {}
+
+    def remove(self, name: str) -> bool:
+        """Remove a command; False if there is none with that name."""
+        return self._known.pop(name, None) is not None
 
     def register(self, command: Command) -> None:
         """Add a command, or replace the one with that name. Raises InvalidValue."""
@@ -264,5 +336,14 @@ class Commands:
 
 
 def given(command: Command, arguments: dict[str, Any], progress: Callable[..., None]) -> dict[str, Any]:
-    """The values the function may take: each argument, `args` (all as a dict), `progress(text, **fields)`."""
-    return {"args": arguments, **arguments, "progress": progress}
+    """The values the function may take: each argument, `args` (all as a dict), `progress(text, **fields)`.
+
+    An argument that was not given is not in `args`; a parameter of its name gets its own default, or None without one.
+    """
+    own = inspect.signature(command.function).parameters
+    absent = {
+        name: None
+        for name in (each.name for each in command.arguments)
+        if name not in arguments and name in own and own[name].default is inspect.Parameter.empty
+    }
+    return {"args": arguments, **absent, **arguments, "progress": progress}

@@ -64,6 +64,11 @@ class HostRun:
         return self._worker.waiting + (0 if self.events is None else self.events.waiting)
 
     @property
+    def working(self) -> bool:
+        """Whether hooks run, or events wait for them."""
+        return self._worker.working or self.waiting > 0
+
+    @property
     def position(self) -> str:
         """The position after the last event whose hooks have run, for `since=`."""
         return self._dispatcher.position

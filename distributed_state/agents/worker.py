@@ -59,6 +59,7 @@ class Worker:
         self._inbox: deque[Event | Task] = deque()
         self._ending = False
         self._ended = port.signal()
+        self.working = False  # whether it handles an event or a task
         self.awake = port.signal()  # set: the inbox is checked
 
     @property
@@ -103,12 +104,14 @@ class Worker:
                 await self.awake.wait(_LOOK_EVERY)
                 self.awake.clear()
                 while self._inbox:
+                    self.working = True
                     it = self._inbox.popleft()
                     if isinstance(it, Task):
                         await it.run()
                     elif not self._shutdown.requested:
                         await self._handle(it)
                     self._after_each()
+                    self.working = False
                 await self._when_idle()
                 self._after_each()
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from examples.test_note_agent import NoteAgent
 from faces import in_thread
 from opperator_agent import Noted, Troubled, Waiting
 
-from distributed_state import AsyncStateStore, InvalidValue
+from distributed_state import Agent, AsyncStateStore, CommandArgument, InvalidValue
 from distributed_state.adapters.opperator import bridge
 
 embedded = pytest.mark.only(face="blocking", warm="fake", cold="memory")
@@ -139,8 +140,9 @@ async def test_a_command_finds_that_the_hooks_before_it_have_run(
     store: Any, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
     asked = threading.Event()
+    monkeypatch.setattr(bridge, "_ARRIVES", 0.05)  # a hook may take longer than its event may take to arrive
     if not waits:
-        monkeypatch.setattr(bridge, "_HOOKS", 0.0)  # the negative control
+        monkeypatch.setattr(bridge.Publisher, "_wait_until", lambda *_: None)  # the negative control
 
     class Slow(Troubled):
         def on_conversation_switched(self, conversation_id: str) -> None:
@@ -179,6 +181,54 @@ async def test_each_of_many_commands_gets_its_own_answer(store: Any) -> None:
         assert daemon.of("system_prompt") == [{"prompt": "You are troubled."}]
         assert [data["section_id"] for data in daemon.of("sidebar_section")] == ["doomed"]
         assert daemon.of("sidebar_section_removal") == [{"section_id": "doomed"}]
+
+
+@embedded
+async def test_a_daemon_gets_all_that_a_command_is_registered_with(store: Any) -> None:
+    class Exposure(StrEnum):
+        SLASH = "slash_command"
+
+    class Described(Agent):
+        def initialize(self) -> None:
+            self.set_system_prompt("  You tidy up.\n", replace=True)
+            self.register_command("gone", self.tidy)
+            self.unregister_command("gone")
+            self.update_section("status", "new")
+            self.register_command(
+                "tidy", self.tidy, title="Tidy up", description="Tidies", expose_as=[Exposure.SLASH, "agent_tool"],
+                slash_command="tidy", slash_scope="global", argument_hint="<room>", async_enabled=True,
+                progress_label="Tidying", hidden=True,
+                arguments=[
+                    CommandArgument("room", enum=["hall", "attic"], required=True),
+                    CommandArgument("boxes", "array", items={"type": "integer"}),
+                ],
+            )  # fmt: skip
+
+        def tidy(self, args: dict[str, Any]) -> Any:
+            self.report_progress("half way", status="tidying", progress=0.5, metadata={"room": args["room"]})
+            return args
+
+    with Here(Described(store.it)) as daemon:
+        daemon.until("ready")
+        assert daemon.of("system_prompt") == [{"prompt": "You tidy up.", "replace": True}]
+        assert daemon.of("sidebar_section")[0]["title"] == "status"
+        assert daemon.of("command_registry")[-1]["commands"] == [
+            {
+                "name": "tidy", "title": "Tidy up", "description": "Tidies",
+                "expose_as": ["slash_command", "agent_tool"],
+                "slash_command": "tidy", "slash_scope": "global", "argument_hint": "<room>",
+                "argument_required": True, "async": True, "progress_label": "Tidying", "hidden": True,
+                "arguments": [
+                    {"name": "room", "type": "string", "required": True, "enum": ["hall", "attic"]},
+                    {"name": "boxes", "type": "array", "items": {"type": "integer"}},
+                ],
+            }
+        ]  # fmt: skip
+        assert daemon.ask("tidy", {"room": "attic"}) == {"room": "attic"}
+        assert daemon.of("command_progress") == [
+            {"command_id": "1", "text": "half way", "status": "tidying", "progress": 0.5, "metadata": {"room": "attic"}}
+        ]
+        assert "is one of 'hall', 'attic'" in daemon.answer(daemon.command("tidy", {"room": "cellar"}))["error"]
 
 
 @embedded

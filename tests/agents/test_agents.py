@@ -595,7 +595,7 @@ async def test_commands_run_on_the_conversation_with_checked_arguments(store: An
         assert await ask(agent, "run_command", "add", {"note": "y"}, conversation_id="b") == {"total": 1}
         assert await ask(agent, "run_command", "list", conversation_id="a") == ["x", "x"]
         assert await ask(agent, "run_command", "whole", {"x": 1.5}) == {"x": 1.5}
-        assert await ask(agent, "run_command", "whole") == {"x": None}
+        assert await ask(agent, "run_command", "whole") == {}, "what is not given is not there"
         assert agent.visible["commands"][0]["arguments"][0] == {
             "name": "note", "type": "string", "description": "Text", "required": True, "default": None,
         }  # fmt: skip
@@ -619,6 +619,41 @@ async def test_commands_run_on_the_conversation_with_checked_arguments(store: An
     assert await store.session("a").get("notes") == ["x", "x"]
 
 
+async def test_an_argument_that_is_not_given_leaves_the_parameters_own_default(store: Any) -> None:
+    class Some(Recorder):
+        async def initialize(self) -> None:
+            it: Any = self
+            described = [CommandArgument("limit", "integer"), {"name": "tags", "type": "array", "default": []}]
+            it.register_command("some", self.some, arguments=described)
+
+        async def some(self, args: dict[str, Any], tags: list[str], limit: int | None = 10) -> list[Any]:
+            tags.append("seen")
+            return [args.get("limit", 5), limit, tags]
+
+    agent = made(Some, store)
+    async with hosted(agent):
+        for _ in range(2):
+            assert await ask(agent, "run_command", "some") == [5, 10, ["seen"]], "each call has a default of its own"
+        assert await ask(agent, "run_command", "some", {"limit": 3, "tags": ["a"]}) == [3, 3, ["a", "seen"]]
+
+
+@pytest.mark.unit
+def test_arguments_are_checked_down_to_their_items_and_properties() -> None:
+    user = {"type": "object", "properties": {"name": {"required": True}, "age": {"type": "integer"}}}
+    users = CommandArgument("users", "array", items=user)
+    users.check([{"name": "Ann", "age": 7}, {"name": "Bo", "more": 1}])
+    size = CommandArgument("size", enum=["S", "M"], default="M")
+    assert size.check("S") == "S"
+    for argument, value, words in (
+        (users, [{"name": "Ann"}, 7], "'users', item 1 is of type object, not int"),
+        (users, [{"age": 7}], "'users', item 0, property 'name' is missing"),
+        (users, [{"name": "Ann", "age": "7"}], "property 'age' is of type integer, not str"),
+        (size, "XL", "'size' is one of 'S', 'M', not 'XL'"),
+    ):
+        with pytest.raises(InvalidValue, match=words):
+            argument.check(value)
+
+
 async def test_commands_that_make_no_sense_are_refused_when_they_are_registered(store: Any) -> None:
     agent = made(Recorder, store)
     for command in (
@@ -629,6 +664,11 @@ async def test_commands_that_make_no_sense_are_refused_when_they_are_registered(
         lambda: CommandArgument("a", "text"),
         lambda: CommandArgument(""),
         lambda: CommandArgument("a", "integer", default="1"),
+        lambda: CommandArgument("a", "array", items={"type": "text"}),
+        lambda: CommandArgument("a", "object", properties={"x": "text"}),
+        lambda: CommandArgument("a", enum="abc"),
+        lambda: CommandArgument("a", enum=["x"], default="y"),
+        lambda: agent.register_command("x", print, expose_as="menu"),
     ):
         with pytest.raises(InvalidValue):
             command()
@@ -647,7 +687,7 @@ async def test_what_an_agent_shows_is_kept_as_plain_values(store: Any, caplog: A
     agent.register_section("status", "Status", "starting", collapsed=True)
     agent.update_section("status", "ready")
     agent.register_section("other", "Other")
-    agent.remove_section("other")
+    assert agent.unregister_section("other")
     agent.log("info", "ready", count=3)
     assert agent.visible["sections"] == {"status": {"title": "Status", "content": "ready", "collapsed": True}}
     assert (agent.visible["description"], agent.visible["system_prompt"]) == ("Takes notes", "You take notes.")
@@ -656,9 +696,10 @@ async def test_what_an_agent_shows_is_kept_as_plain_values(store: Any, caplog: A
     ]  # fmt: skip
     record = caplog.records[-1]
     assert (record.getMessage(), record.agent, record.fields) == ("ready count=3", "Recorder", {"count": 3})
-    for wrong in (lambda: agent.update_section("gone", "x"), lambda: agent.remove_section("gone")):
-        with pytest.raises(NotFound, match="there are status"):
-            wrong()
+    assert agent.unregister_section("status")
+    assert not agent.unregister_section("status"), "it is gone"
+    agent.update_section("new", "x")
+    assert agent.visible["sections"] == {"new": {"title": "new", "content": "x", "collapsed": False}}
     for wrong in (
         lambda: agent.log("loud", "x"),
         lambda: agent.set_system_prompt(None),

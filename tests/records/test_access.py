@@ -407,9 +407,10 @@ UNASKED: dict[str, dict[str, str]] = {
     | dict.fromkeys(("Config", "client", "config", "conversation_id", "follow", "limits", "log", "paused"), LOCAL)
     | dict.fromkeys(("agent_context", "listeners", "visible"), LOCAL)
     | dict.fromkeys(("get_invocation_directory", "get_working_directory", "pause", "pause_when_inactive"), LOCAL)
-    | dict.fromkeys(("position", "register_command", "register_section", "reload", "remove_section"), LOCAL)
+    | dict.fromkeys(("position", "register_command", "register_section", "reload", "report_progress"), LOCAL)
     | dict.fromkeys(("resume", "set_description", "set_system_prompt", "shown", "shutdown_timeout", "slow_hook"), LOCAL)
-    | dict.fromkeys(("start", "stop", "stopping", "stuck_hook", "update_section", "wait", "watch_config"), LOCAL),
+    | dict.fromkeys(("start", "stop", "stopping", "stuck_hook", "update_section", "wait", "watch_config"), LOCAL)
+    | dict.fromkeys(("unregister_command", "unregister_section"), LOCAL),
     "HOST": dict.fromkeys(("run", "stop"), LOCAL),
 }
 TABLE: dict[str, tuple[tuple[type, ...], dict[str, Case]]] = {

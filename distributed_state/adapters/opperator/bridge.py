@@ -1,8 +1,13 @@
-"""An agent under an Opperator daemon. Law: the daemon's messages are handled in order; commands run in parallel.
+"""An agent under an Opperator daemon. Law: the daemon's messages are handled one after another, as they arrive.
 
 The daemon's messages become events of the fleet: each message is published once, and the fleet's events run the agent's
-hooks, here and on every other replica. The daemon's next message is read after the hooks for this one have run, as in
-the daemon's own SDK.
+hooks, here and on every other replica. The daemon's next message is handled after the hooks for this one have
+run, and after a command has returned, as in the daemon's own SDK. *With commands in eight threads, a switch moved the
+user on while a command ran, and its note went into the next conversation.* Only a command that is `async_enabled` runs
+beside the messages that follow it.
+
+A thread of its own handles the messages: the hooks' thread stays free for the events of other replicas and for the
+hooks that a command itself causes, and signals and the end of the input are noticed while a command runs.
 """
 
 from __future__ import annotations
@@ -20,14 +25,25 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, BinaryIO, Protocol
 
-from distributed_state import Agent, AsyncAgent, CommandFailed, Conflict, Deleted, InvalidValue, NotFound, StateError
+from distributed_state import (
+    Agent,
+    AsyncAgent,
+    AsyncHost,
+    CommandFailed,
+    Conflict,
+    Deleted,
+    Host,
+    InvalidValue,
+    NotFound,
+    StateError,
+)
 from distributed_state.adapters.opperator import wire
 from distributed_state.adapters.opperator.wire import MAX_LINE, Busy, Incoming, Outgoing, standard_streams
 
 log = logging.getLogger(__name__)
-_COMMANDS = 8  # commands that run at a time; the others wait
+_BESIDE = 8  # `async_enabled` commands that run at a time; the others wait
 _LAST_LINES = 2.0  # seconds that the daemon gets to read the last lines
-_HOOKS = 10.0  # seconds that hooks may delay the daemon's next message
+_ARRIVES = 10.0  # seconds for an event to arrive while no hook runs or waits; it may have been lost with a server
 
 
 def run(
@@ -53,7 +69,7 @@ def run(
 
 
 class Bridge:
-    """One agent and its daemon: one thread reads messages, one writes lines, and several run commands."""
+    """One agent and its daemon: a thread each reads messages, handles them and writes lines."""
 
     def __init__(self, agent: Agent | AsyncAgent, stdin: BinaryIO, stdout: BinaryIO, client: str) -> None:
         self._agent: Any = agent
@@ -61,7 +77,8 @@ class Bridge:
         self._in = Incoming(stdin, self._too_long)
         self._out = Outgoing(stdout, self._agent.stop)
         self._publisher = Publisher(agent, self._client, self._call)
-        self._commands: queue.SimpleQueue[tuple[wire.Command, str] | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[wire.Command | wire.Lifecycle | None] = queue.SimpleQueue()
+        self._beside: queue.SimpleQueue[tuple[wire.Command, str] | None] = queue.SimpleQueue()
         self._busy = Busy()
         self._ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -76,7 +93,7 @@ class Bridge:
             if isinstance(agent, AsyncAgent):
                 asyncio.run(self._run())
             else:
-                agent.run()
+                Host(agent).run()
         except Exception as error:
             self._out.send(wire.error(f"{type(error).__name__}: {error}"))
             raise
@@ -87,8 +104,9 @@ class Bridge:
             if self._reader.ident is not None:
                 self._reader.join(_LAST_LINES)
             self._busy.wait(_LAST_LINES)
-            for _ in range(_COMMANDS):
-                self._commands.put(None)
+            self._messages.put(None)
+            for _ in range(_BESIDE):
+                self._beside.put(None)
             agent.listeners.remove(self._show)
             self._out.close(_LAST_LINES)
             if not self._reader.is_alive():
@@ -96,7 +114,7 @@ class Bridge:
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        await self._agent.run()
+        await AsyncHost(self._agent).run()
 
     def _call(self, call: Callable[..., Any], *args: Any, **named: Any) -> Any:
         """Call a method of the agent or its store, sync or asyncio, from a thread of the bridge."""
@@ -137,7 +155,8 @@ class Bridge:
 
     def _begin(self) -> None:
         self._reader.start()
-        for number in range(_COMMANDS):
+        threading.Thread(target=self._handle_all, name="opperator", daemon=True).start()
+        for number in range(_BESIDE):
             threading.Thread(target=self._work, name=f"opperator command {number}", daemon=True).start()
 
     # From the daemon
@@ -148,30 +167,50 @@ class Bridge:
                 return
             try:
                 message = wire.read(line)
-                with self._agent.store.acting_as(self._client):
-                    self._receive(message)
             except InvalidValue as error:
-                self._agent.log("WARNING", "ignored a message from the daemon", error=str(error))
-            except Exception as error:  # noqa: BLE001 - the next message may be valid
-                text = f"{type(error).__name__}: {error}"
-                self._agent.log("ERROR", "a message from the daemon could not be published", error=text)
+                self._ignored(error)
+                continue
+            self._busy.add(1)
+            self._messages.put(message)
         if not self._ended:
             self._finish()
 
-    def _receive(self, message: wire.Command | wire.Lifecycle) -> None:
+    def _handle_all(self) -> None:
+        while message := self._messages.get():
+            try:
+                self._handle(message)
+            except InvalidValue as error:
+                self._ignored(error)
+            except Exception as error:  # noqa: BLE001 - the next message may be valid
+                text = f"{type(error).__name__}: {error}"
+                self._agent.log("ERROR", "a message from the daemon could not be published", error=text)
+            finally:
+                self._busy.add(-1)
+
+    def _handle(self, message: wire.Command | wire.Lifecycle) -> None:
         if not isinstance(message, wire.Command):
-            self._publisher.publish(message)
+            if not self._ended:
+                with self._agent.store.acting_as(self._client):
+                    self._publisher.publish(message)
         elif message.name == wire.LIST_COMMANDS:
             commands = wire.definitions(self._agent.visible["commands"])
             self._out.send(wire.succeeded(message.id, commands))
-        else:
+        elif self._is_async(message.name):
             self._busy.add(1)
-            self._commands.put((message, self._publisher.conversation_id))
+            self._beside.put((message, self._publisher.conversation_id))
+        else:
+            self._out.send(self._answer(message, self._publisher.conversation_id))
+
+    def _ignored(self, error: InvalidValue) -> None:
+        self._agent.log("WARNING", "ignored a message from the daemon", error=str(error))
 
     # Commands
 
+    def _is_async(self, name: str) -> bool:
+        return any(each["name"] == name and "async_enabled" in each for each in self._agent.visible["commands"])
+
     def _work(self) -> None:
-        while given := self._commands.get():
+        while given := self._beside.get():
             try:
                 self._out.send(self._answer(*given))
             finally:
@@ -201,8 +240,12 @@ class Bridge:
 
     def _finish(self) -> None:
         """Stop after the daemon has closed its end, once all its messages have been handled."""
-        if not self._busy.wait(self._agent.shutdown_timeout):
-            self._agent.stop()  # again below: the second call does not wait
+        handled = -1
+        while not self._busy.wait(self._agent.shutdown_timeout):
+            if handled == self._busy.done:  # one message takes longer than that
+                self._agent.stop()  # again below: the second call does not wait
+                break
+            handled = self._busy.done
         self._agent.stop()
 
     def _too_long(self, size: int) -> None:
@@ -212,7 +255,7 @@ class Bridge:
 _SHOWN: dict[str, Callable[[dict[str, Any]], bytes]] = {
     "commands": lambda content: wire.command_registry(content["commands"]),
     "description": lambda content: wire.agent_description(content["description"]),
-    "system_prompt": lambda content: wire.system_prompt(content["system_prompt"]),
+    "system_prompt": lambda content: wire.system_prompt(content["system_prompt"], content["replace"]),
     "section": lambda content: wire.sidebar_section(**content),
     "section_removed": lambda content: wire.sidebar_section_removal(content["id"]),
 }
@@ -340,11 +383,13 @@ class Publisher:
         )
 
     def _wait_until(self, found: Callable[[dict[str, Any]], bool]) -> None:
-        end = time.monotonic() + _HOOKS
+        since = time.monotonic()
         with self._changed:
             # After a resync, missed events never arrive.
             while not any(seen["type"] == "resync" or found(seen) for seen in self._handled):
-                left = end - time.monotonic()
-                if left <= 0 or self._agent.stopping or self._closed:
+                host = self._agent.agent_context.host
+                if host is not None and host.working:
+                    since = time.monotonic()
+                if self._closed or self._agent.stopping or time.monotonic() - since >= _ARRIVES:
                     return
-                self._changed.wait(min(left, 0.2))
+                self._changed.wait(0.2)

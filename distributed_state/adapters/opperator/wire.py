@@ -215,29 +215,33 @@ def command_registry(commands: list[dict[str, Any]]) -> bytes:
 
 
 def definitions(commands: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The agent's commands in the daemon's format; it derives a title from the name."""
+    """The agent's commands in the daemon's format; it derives a title and the slash command's name where needed."""
     return [
         _given(
-            name=each["name"],
-            description=each["description"],
-            expose_as=["agent_tool"],
-            argument_required=any(argument["required"] for argument in each["arguments"]) or None,
-            arguments=[
-                _given(**argument | {"required": argument["required"] or None}) for argument in each["arguments"]
-            ],
+            **{name: value for name, value in each.items() if name not in ("arguments", "async_enabled")}
+            | {
+                "expose_as": each.get("expose_as") or ["agent_tool"],
+                "argument_required": "argument_required" in each
+                or any(argument["required"] for argument in each["arguments"])
+                or None,
+                "arguments": [
+                    _given(**argument | {"required": argument["required"] or None}) for argument in each["arguments"]
+                ],
+                "async": each.get("async_enabled"),
+            },
         )
         for each in commands
     ]
 
 
-def system_prompt(prompt: str) -> bytes:
-    """The system prompt that makes a model this agent."""
-    return _line("system_prompt", {"prompt": prompt})
+def system_prompt(prompt: str, replace: bool) -> bytes:
+    """The system prompt that makes a model this agent; with `replace`, without the daemon's own."""
+    return _line("system_prompt", {"prompt": prompt.strip(), **_given(replace=replace or None)})
 
 
 def agent_description(description: str) -> bytes:
     """The purpose of the agent."""
-    return _line("agent_description", {"description": description})
+    return _line("agent_description", {"description": description.strip()})
 
 
 def sidebar_section(id: str, title: str, content: str, collapsed: bool) -> bytes:
@@ -392,16 +396,18 @@ class Outgoing:
 
 
 class Busy:
-    """Counts unfinished work."""
+    """Counts unfinished work, and in `done` what is finished."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._count = 0
+        self.done = 0
 
     def add(self, count: int) -> None:
         """Count up, or down by a negative number, and wake the waiting threads."""
         with self._changed:
             self._count += count
+            self.done += max(0, -count)
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
