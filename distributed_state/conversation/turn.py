@@ -43,6 +43,7 @@ from distributed_state.values import chance, codec
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import SUMMARY, Message
 from distributed_state.values.turn_times import operation_of
+from distributed_state.warm.lease import AsyncLease
 
 BUSY = ("wait", "reject", "interrupt")
 _NOT_OPEN = "this transaction is over; it can no longer change anything"
@@ -118,8 +119,8 @@ class AsyncTurn(Transaction):
         if busy not in BUSY:
             raise InvalidValue(f"busy is one of {', '.join(BUSY)}, not {busy!r}")
         tag = chance.token_hex(4) if own is None else f"{crc32(own):x}"
-        self._lease = self._tiers.lock(
-            context.keys, wait=0.0 if busy == "reject" else wait, ttl=ttl, limit=limit, turn=tag,
+        self._lease = AsyncLease(
+            self._tiers.leases, context.keys, wait=0.0 if busy == "reject" else wait, ttl=ttl, limit=limit, turn=tag,
             seize=busy == "interrupt",
         )  # fmt: skip
         self._user = TurnUser(context, self._lease.wait)

@@ -36,6 +36,7 @@ from distributed_state.tiers import read as read_path
 from distributed_state.values import as_text, codec
 from distributed_state.values.model import OWNER, REQUEST, Ref, unescape
 from distributed_state.warm.answers import Draft
+from distributed_state.warm.lease import AsyncLease
 
 T = TypeVar("T")
 
@@ -122,7 +123,7 @@ async def _when_free(user: RecordContext, wait: float, work: Callable[[], Awaita
     try:
         return await work()
     except Locked:
-        async with user.tiers.lock(user.keys, wait=wait, ttl=_TTL):
+        async with AsyncLease(user.tiers.leases, user.keys, wait=wait, ttl=_TTL):
             return await work()
 
 

@@ -35,6 +35,7 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.journal import Segment
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import PHASE, SEGMENTS, START, SUMMARY, Message
+from distributed_state.warm.lease import AsyncLease
 
 
 def turns(messages: Sequence[Message]) -> list[int]:
@@ -448,7 +449,7 @@ def _alone(context: RecordContext, wait: float) -> AbstractAsyncContextManager[A
     held = tiers.leases.of(context.text)
     if held is not None and held.owner is tiers.port.owner():
         return nullcontext()
-    return tiers.lock(context.keys, wait=wait, ttl=30.0, advisory=True)
+    return AsyncLease(tiers.leases, context.keys, wait=wait, ttl=30.0, advisory=True)
 
 
 async def summarized(

@@ -401,8 +401,8 @@ class AsyncRecord:
         self._context.allow("lock", None)
         if take_over is not None:
             self._context.allow("admin", None)
-        tiers = self._context.tiers
-        return tiers.lock(self._context.keys, wait=wait, ttl=ttl, advisory=advisory, take_over=take_over)
+        leases = self._context.tiers.leases
+        return AsyncLease(leases, self._context.keys, wait=wait, ttl=ttl, advisory=advisory, take_over=take_over)
 
     async def initialize(
         self, defaults: Mapping[str, Any] | Callable[[], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]

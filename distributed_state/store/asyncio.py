@@ -227,13 +227,14 @@ class AsyncStateStore(AsyncFleet):
         `clean(key, value)` and `clean_messages(message)` return the value or message to store instead, or raise. The
         store's own hooks run after them.
         """
+        store, settings = self._context, self._context.settings
         ref = Ref("session", chance.token_hex(16) if id is None else id)
         idle, lifetime = options.pop("idle", None), options.pop("lifetime", None)
         lives = (
-            field_ttl.span_ms("idle", self.settings.session_idle if idle is None else idle),
-            field_ttl.span_ms("lifetime", self.settings.session_lifetime if lifetime is None else lifetime),
+            field_ttl.span_ms("idle", settings.session_idle if idle is None else idle),
+            field_ttl.span_ms("lifetime", settings.session_lifetime if lifetime is None else lifetime),
         )
-        store, rest, fresh = self._context, cast(Options, options), id is None
+        rest, fresh = cast(Options, options), id is None
         if schema is None:
             return AsyncSession(RecordContext(store, ref, user=user, fresh=fresh, lifetime=lives, **rest))
         return AsyncTypedSession(

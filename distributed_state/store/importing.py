@@ -56,6 +56,7 @@ from distributed_state.values.model import (
 )
 from distributed_state.values.search import MOST as MOST_TAGS
 from distributed_state.values.search import tag_of
+from distributed_state.warm.lease import AsyncLease
 
 MOST = 10**15  # limit of versions and message numbers: Lua has doubles, which are exact up to here
 LATEST_MS = 253_402_300_799_999  # the year 9999: later times cannot be displayed
@@ -521,7 +522,7 @@ async def import_(tiers: Tiers, given: ImportedFile) -> str:
     ref = given.ref
     names = tiers.keys.of(ref)
     # Under the lock: the record must not be created between the check and the transaction.
-    async with tiers.lock(names, wait=10.0, ttl=30.0) as lease:
+    async with AsyncLease(tiers.leases, names, wait=10.0, ttl=30.0) as lease:
         entry = await read_path.read(tiers, names, fresh=True)
         if entry.version:
             raise Conflict(f"{ref.text[:200]}: exists already, at version {entry.version}", version=entry.version)

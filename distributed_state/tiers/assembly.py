@@ -226,10 +226,6 @@ class Tiers:
             return {}  # as if SQL had no epochs: at worst a consumer gets a resync without having missed an event
         return {at: Position.behind(epochs, known) for at, (epochs, known) in over.items()}
 
-    def lock(self, names: RecordKeys, *, wait: float, ttl: float, advisory: bool = False, **more: Any) -> AsyncLease:
-        """A lease on a record, not acquired yet."""
-        return AsyncLease(self.leases, names, wait=wait, ttl=ttl, advisory=advisory, **more)
-
     async def listening(self) -> bool:
         """Wait until every handler receives events, so that later writes are not missed.
 

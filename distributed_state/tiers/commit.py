@@ -42,15 +42,24 @@ from distributed_state.values.field_ttl import NEVER
 from distributed_state.values.journal import unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.levels import MEMORY
-from distributed_state.warm.answers import Cold, Committed, Draft, Expectations, Swap, Uninitialised, UnknownItems
-from distributed_state.warm.client import FULL, LOST, OpId, Unsure
+from distributed_state.warm.answers import (
+    Answer,
+    Cold,
+    Committed,
+    Draft,
+    Expectations,
+    Swap,
+    Uninitialised,
+    UnknownItems,
+    Unsure,
+)
+from distributed_state.warm.client import FULL, LOST, OpId
 from distributed_state.warm.lease import AsyncLease
 from distributed_state.warm.telemetry import record as of_record
 
 T = TypeVar("T")
 _SWEPT = 500  # maximum of expired fields that one commit deletes; later commits delete the rest
 _REPLACED = 0.05  # seconds after which the port no longer asks a server that was replaced
-Answer = Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure
 Sent = tuple[RecordKeys, Draft, OpId]
 
 
@@ -79,7 +88,7 @@ async def _commit(tiers: Tiers, names: RecordKeys, draft: Draft, last: AsyncLeas
     op = _begin(tiers, names, draft)
     trailing_call = last.release_call(op) if last else None
     try:
-        answer: Answer = await tiers.warm.commit(names, draft, op, trailing_call)
+        answer = await tiers.warm.commit(names, draft, op, trailing_call)
         if isinstance(answer, Committed) and unarchived.remember(names, op, answer):
             done = answer
         else:

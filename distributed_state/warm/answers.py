@@ -237,6 +237,22 @@ class Swap:
     fields: tuple[tuple[bytes, bytes], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Unsure:
+    """Redis no longer has all op ids since `since_ms`, so the write may have been applied earlier.
+
+    `late`: it is older than `op_window`, so the server no longer applies it. `time_ms`: the server's time then.
+    """
+
+    time_ms: int
+    epoch: str
+    late: bool
+
+
+Answer = Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure
+"""What commit.lua answers to a write that it does not refuse."""
+
+
 class HeldItem(NamedTuple):
     """An item as Redis has it: the version at which it was put, and its frame, which is empty for a deleted item."""
 

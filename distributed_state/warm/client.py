@@ -30,7 +30,6 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar
 from zlib import crc32
@@ -44,8 +43,8 @@ from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import ITEMS, LIFETIME
 from distributed_state.warm.answers import (
     REFUSALS,
+    Answer,
     Cold,
-    Committed,
     Draft,
     HeldItem,
     KnownItems,
@@ -53,6 +52,7 @@ from distributed_state.warm.answers import (
     Swap,
     Uninitialised,
     UnknownItems,
+    Unsure,
     committed,
     refusal,
 )
@@ -99,18 +99,6 @@ class OpId:
         self.first = first
         self.size = size
         self.record = record
-
-
-@dataclass(frozen=True, slots=True)
-class Unsure:
-    """Redis no longer has all op ids since `since_ms`, so the write may have been applied earlier.
-
-    `late`: it is older than `op_window`, so the server no longer applies it. `time_ms`: the server's time then.
-    """
-
-    time_ms: int
-    epoch: str
-    late: bool
 
 
 class OpIds:
@@ -226,9 +214,7 @@ class Warm(RetryingClient):
 
     # Commits
 
-    async def commit(
-        self, names: RecordKeys, draft: Draft, op: OpId, trailing_call: Call | None = None
-    ) -> Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure:
+    async def commit(self, names: RecordKeys, draft: Draft, op: OpId, trailing_call: Call | None = None) -> Answer:
         """Send a write, repeatedly while replies are lost. Raises the server's refusal."""
         if draft.events or op.creation or op.events or draft.deleted != "refuse":
             self._seal(names, draft, op)
@@ -263,9 +249,7 @@ class Warm(RetryingClient):
             logging.getLogger(__name__).error("writes are refused: %s", error)
 
     @observed("commit_many", "warm", several)
-    async def commit_many(
-        self, writes: Sequence[tuple[RecordKeys, Draft, OpId]]
-    ) -> list[Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure | StateError]:
+    async def commit_many(self, writes: Sequence[tuple[RecordKeys, Draft, OpId]]) -> list[Answer | StateError]:
         """Send writes to many records in one round trip; a refused write is returned as its error."""
         for names, draft, op in writes:
             self._seal(names, draft, op)
@@ -277,7 +261,7 @@ class Warm(RetryingClient):
         except WarmUnavailable:
             if not answers:
                 raise
-        results: list[Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure | StateError] = []
+        results: list[Answer | StateError] = []
         for (names, draft, op), answer in zip(writes, answers, strict=True):
             try:
                 results.append(answer if isinstance(answer, StateError) else self._committed(names, draft, op, answer))
@@ -340,9 +324,7 @@ class Warm(RetryingClient):
                 for kind, type, data in events
             ]
 
-    def _committed(
-        self, names: RecordKeys, draft: Draft, op: OpId, answer: Any, trailing: Any = None
-    ) -> Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure:
+    def _committed(self, names: RecordKeys, draft: Draft, op: OpId, answer: Any, trailing: Any = None) -> Answer:
         """Parse the answer of commit.lua, and keep that of the script which was sent after it."""
         if isinstance(answer, bytes):
             done = committed(answer, draft.operations, trailing)

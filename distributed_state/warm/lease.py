@@ -118,14 +118,6 @@ class Leases:
         if self.of(lease.text) is not lease:
             _held.set({**_others(lease), (id(self), lease.text): ref(lease)})
 
-    def carry(self, lease: AsyncLease, lock_value: str, token: int) -> None:
-        """Make the running task write under a lock that another process took and renews; it is not registered here."""
-        lease.lock_value = lock_value
-        lease.token = token
-        lease.owner = self.port.owner()
-        lease.released = False
-        _held.set({**_others(lease), (id(self), lease.text): lambda: lease})
-
     def drop(self, lease: AsyncLease) -> None:
         """Stop writing under a lease that is being released."""
         lease.owner = None  # breaks the cycle of a task whose error references this lease
@@ -222,7 +214,7 @@ class AsyncLease:
         *,
         wait: float,
         ttl: float,
-        advisory: bool,
+        advisory: bool = False,
         limit: float | None = None,
         turn: str | None = None,
         seize: bool = False,
@@ -479,10 +471,15 @@ class CarriedLease:
         lock = leases.lock(names, self.holder, 0, self.TTL)
         return await leases.port.shield(lock.give_back(leases.port.monotonic()))
 
-    def carry(self, leases: Leases, lease: AsyncLease) -> None:
-        """Make the running task write under it; `lease` is an untaken lease of the record."""
+    def carry(self, leases: Leases, names: RecordKeys) -> None:
+        """Make the running task write under it; it is not registered for renewal here."""
+        lease = AsyncLease(leases, names, wait=0, ttl=self.TTL)
         lease.holder = self.holder
-        leases.carry(lease, self.lock_value, self.token)
+        lease.lock_value = self.lock_value
+        lease.token = self.token
+        lease.owner = leases.port.owner()
+        lease.released = False
+        _held.set({**_others(lease), (id(leases), lease.text): lambda: lease})
 
 
 # Renewal

@@ -17,8 +17,8 @@ from deploy.load.curves.small_sessions import STATE, bytes_of_sessions
 from distributed_state import StateError, StateStore
 from distributed_state.tiers.changes import Changes
 from distributed_state.values.codec import Codec
-from distributed_state.warm.answers import Committed, Draft
-from distributed_state.warm.client import OpId, Unsure
+from distributed_state.warm.answers import Committed, Draft, Unsure
+from distributed_state.warm.client import OpId
 from distributed_state.warm.scripts import COMMIT
 
 BYTES = 400

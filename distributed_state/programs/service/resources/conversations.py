@@ -213,13 +213,14 @@ async def turn(asked: Asked, given: Turn) -> Response:
     await records.puts(asked, context_of(session), put)
     async with session.turn(request_id=key, wait=asked.limits.busy, ttl=_TURN_TTL) as now:
         if not now.repeated:
-            wanted.check(now.version)
-            if now.version == 0 and not begins:
+            version = now.version
+            wanted.check(version)
+            if version == 0 and not begins:
                 raise NotFound(f"there is no conversation {session.id!r:.200}")
             now.reported(given.seconds, [TimedRun(each.kind, each.name, each.seconds) for each in given.runs])
             given.apply(now)
             # The turn holds the lease, so no other write comes between, and its commit is the next version.
-            made = {"version": now.version + 1, "phase": now.phase, **noted}
+            made = {"version": version + 1, "phase": now.phase, **noted}
             now.outcome = given.outcome if "outcome" in given.model_fields_set else made
     outcome = now.outcome
     if now.repeated and key is not None:
@@ -274,7 +275,7 @@ async def message_page(asked: Asked, given: MessagePage) -> Response:
 
 async def page_of(asked: Asked, given: MessagePage, said: _Said) -> Response:
     """A page of messages, in the form that `said` makes of them."""
-    session = asked.store.session(records.id_of(asked))
+    session = records.handle(asked, "session")
     context = context_of(session)
     context.allow("read", MESSAGES)
     wanted = shown_messages.Page(limit=given.limit, before=given.before, after=given.after, order=given.order)
@@ -306,7 +307,7 @@ class Single(Answer):
 async def one_message(asked: Asked, given: records.Fresh) -> Response:
     """One message by its number."""
     number = asked.request.path_params["number"]
-    context = context_of(asked.store.session(records.id_of(asked)))
+    context = context_of(records.handle(asked, "session"))
     context.allow("read", MESSAGES)
     message = await messages.message(context.tiers, context.keys, number, fresh=context.must_ask(given.fresh, None))
     found: dict[str, Any] = message.to_dict()
@@ -431,13 +432,13 @@ class Lives(Answer):
 
 async def read_lifetime(asked: Asked) -> Response:
     """Read how long a conversation lives."""
-    session = asked.store.session(records.id_of(asked))
+    session = records.handle(asked, "session")
     await records.look(session, "session", False, VERSION)
     return answer(asdict(await session.lifetime()))
 
 
 async def put_lifetime(asked: Asked, given: Live) -> Response:
     """Set how long a conversation lives, which replaces the earlier lifetime."""
-    session = asked.store.session(records.id_of(asked))
+    session = records.handle(asked, "session")
     context_of(session).allow("write", None)
     return records.written(await records.write(asked, session, records.Write("lifetime", given.build)))

@@ -290,7 +290,7 @@ def write_under_lease(asked: Asked, context: RecordContext) -> None:
     lease = lease_of(asked)
     if lease is not None:
         context.allow("lock", None)
-        lease.carry(context.tiers.leases, context.tiers.lock(context.keys, wait=0, ttl=lease.TTL))
+        lease.carry(context.tiers.leases, context.keys)
 
 
 # Repeated requests
