@@ -111,7 +111,9 @@ class AsyncRecord:
         Only fields that are accessed are decoded, which saves time in a record with many fields; `get_all` decodes all.
         Options as in `get`.
         """
-        return await look(self._context, self._context.must_ask(fresh, max_staleness))
+        entry = await self._context.read(self._context.must_ask(fresh, max_staleness))
+        self._context.allow("read", VERSION, MOVES, TAGS, *_names(entry))  # everything that a view shows
+        return RecordView(self._context, entry)
 
     async def version(
         self, *, fresh: bool = False, max_staleness: float | None = None, durability: str | None = None
@@ -231,16 +233,30 @@ class AsyncRecord:
         Creates the field if it is missing; raises InvalidValue if it holds anything but an object. Concurrent updates
         do not overwrite one another: this one is retried on top of the other's result.
         """
+        if not isinstance(values, Mapping):
+            raise InvalidValue(f"{key!r}: update takes a mapping, not {type(values).__name__}")
+
+        def merged(stored: Any) -> Any:
+            if not isinstance(stored, dict):
+                raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not an object; set() replaces it")
+            return {**stored, **values}
+
         with self._context.durable(durability):
-            return await update(self._context, key, values)
+            return (await self._context.swap(key, "update", {}, merged))[1].version
 
     async def append_to(self, key: str, *items: Any, durability: str | None = None) -> int:
         """Add items to the list stored at `key`, atomically, and return the new version. Creates the list.
 
         Raises InvalidValue if the field holds anything but a list.
         """
+
+        def longer(stored: Any) -> Any:
+            if not isinstance(stored, list):
+                raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not a list; set() replaces it")
+            return [*stored, *items]
+
         with self._context.durable(durability):
-            return await append_to(self._context, key, items)
+            return (await self._context.swap(key, "append_to", [], longer))[1].version
 
     async def increment(self, key: str, by: int | float = 1, *, durability: str | None = None) -> int | float:
         """Add to a number, atomically, and return the sum. A missing field counts as 0.
@@ -249,8 +265,22 @@ class AsyncRecord:
         swapped in. Either way the sum is the one that Python computes. Raises InvalidValue if the field does not hold a
         number.
         """
-        with self._context.durable(durability):
-            return await increment(self._context, key, by)
+        context = self._context
+        with context.durable(durability):
+            codec.encode_key(key)
+            if isinstance(by, bool) or not isinstance(by, (int, float)):
+                raise InvalidValue(f"{key!r}: a {type(by).__name__} is not a number")
+            if type(by) is int and abs(by) < _EXACT and context.server_adds(key):
+                changes = context.changes()
+                changes.increment(key, by)
+                try:
+                    done = await context.commit(changes.draft("increment"))
+                    return (await write_path.sums(context.tiers, context.keys, done, [key]))[key]
+                except Conflict:
+                    pass  # the stored value is not a plain integer: add here and swap it in
+            context.allow("read", key)
+            data, _ = await context.swap(key, "increment", 0, lambda stored: add(stored, by, key))
+            return context.codec.decode(data, key)  # type: ignore[no-any-return]  # it was encoded above
 
     async def write(
         self,
@@ -567,54 +597,5 @@ class RecordView(Mapping[str, Any]):
         return f"<RecordView of {self._context.text[:200]} at version {self.version}>"
 
 
-async def look(context: RecordContext, fresh: bool) -> RecordView:
-    """Read the record as it is now, if the policy allows everything that a view shows."""
-    entry = await context.read(fresh)
-    context.allow("read", VERSION, MOVES, TAGS, *_names(entry))
-    return RecordView(context, entry)
-
-
 def _names(entry: CachedRecord) -> list[str]:
     return [] if entry.deleted else [codec.decode_key(name) for name in entry.fields if name[:1] != b"#"]
-
-
-async def update(context: RecordContext, key: str, values: Mapping[str, Any]) -> int:
-    """Merge into the object that the field holds; the new version."""
-    if not isinstance(values, Mapping):
-        raise InvalidValue(f"{key!r}: update takes a mapping, not {type(values).__name__}")
-
-    def merged(stored: Any) -> Any:
-        if not isinstance(stored, dict):
-            raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not an object; set() replaces it")
-        return {**stored, **values}
-
-    return (await context.swap(key, "update", {}, merged))[1].version
-
-
-async def append_to(context: RecordContext, key: str, items: Iterable[Any]) -> int:
-    """Add to the list that the field holds; the new version."""
-
-    def longer(stored: Any) -> Any:
-        if not isinstance(stored, list):
-            raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not a list; set() replaces it")
-        return [*stored, *items]
-
-    return (await context.swap(key, "append_to", [], longer))[1].version
-
-
-async def increment(context: RecordContext, key: str, by: int | float) -> int | float:
-    """Add to the number that the field holds; the sum."""
-    codec.encode_key(key)
-    if isinstance(by, bool) or not isinstance(by, (int, float)):
-        raise InvalidValue(f"{key!r}: a {type(by).__name__} is not a number")
-    if type(by) is int and abs(by) < _EXACT and context.server_adds(key):
-        changes = context.changes()
-        changes.increment(key, by)
-        try:
-            done = await context.commit(changes.draft("increment"))
-            return (await write_path.sums(context.tiers, context.keys, done, [key]))[key]
-        except Conflict:
-            pass  # the stored value is not a plain integer: add here and swap it in
-    context.allow("read", key)
-    data, _ = await context.swap(key, "increment", 0, lambda stored: add(stored, by, key))
-    return context.codec.decode(data, key)  # type: ignore[no-any-return]  # it was encoded above
