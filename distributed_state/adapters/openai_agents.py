@@ -22,7 +22,8 @@ except ImportError as error:
 
 T = TypeVar("T")
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-# Fields that the store adds to messages it reads, fields whose type it checks in messages it writes, and our own field.
+# Fields that the store adds to messages it reads, fields whose type it checks in messages it writes, and the adapter's
+# own field.
 _NOT_AS_IT_IS = {"number", "timestamp", "tool_calls", "tool_call_id", "metadata", "item"}
 _INSIDE = "item"  # the type of a message that has an item inside
 

@@ -45,8 +45,7 @@ class BaseAgent(Hooks):
 
     `store` is a store or a function that opens one; by default the agent opens one from the environment's settings.
     Replicas with the same `name`, by default the class's, share the persistent state. `config` is a mapping or the path
-    of a YAML or JSON file. The agent follows the current conversation of `client`; "" stands for events without a
-    client.
+    of a YAML or JSON file. The agent follows the current conversation of `client`; "" means events without a client.
 
     `ephemeral` is a dict of this process and `persistent` a record that all replicas of the agent share. `conversation`
     is the session that a hook or command is about; elsewhere it is the client's current one. Every write to

@@ -7,7 +7,7 @@ error that does not go away with time:
 |---|---|---|
 | `ROW` | a value that does not fit: too long for an index, out of range, not in the database's encoding, refused by a constraint or by a trigger of the owner's; a history that cannot be read | the row is put into quarantine, the others are archived |
 | `PLACE` | a part of the database takes nothing: a tablespace is full, a file is damaged, a right or a column is missing | its partition waits there and reports it, the others are archived |
-| none | SQL is away, busy or being restored; SQLite is full, which is one file | all wait |
+| none | SQL is down, busy or being restored; SQLite's disk is full | all wait |
 
 PostgreSQL's codes are in its manual, appendix A. An error of an unknown kind makes its partition wait, which loses
 nothing.
@@ -185,7 +185,7 @@ def _remove_from(sql: Sql, head: Head, first: int) -> None:
 
 
 def set_aside_lacking(sql: Sql, partition: int, epoch: str, entries: Sequence[JournalEntry], reason: str) -> int:
-    """Quarantine those of these entries that SQL lacks, with the reason; return how many."""
+    """Quarantine the entries that SQL lacks, with the reason; return how many."""
     # An erasure locks these rows too, so an erased record is recognised here, and its entries are left out.
     named = {entry.record for entry in entries}
     record_index.lock(sql, named | {record_index.hashed(sql.namespace, each) for each in named})
@@ -196,7 +196,7 @@ def set_aside_lacking(sql: Sql, partition: int, epoch: str, entries: Sequence[Jo
 
 
 def set_aside_acknowledged(sql: Sql, partition: int, epoch: str, entries: Sequence[JournalEntry]) -> int:
-    """Quarantine those entries that SQL does not have anywhere; return how many."""
+    """Quarantine the entries that SQL has neither in the history nor elsewhere; return how many."""
     reason = f"acknowledged under epoch {epoch}, which ended before it was archived"
     return set_aside_lacking(sql, partition, epoch, entries, reason)
 
@@ -246,7 +246,7 @@ def refusal(sql: Sql, event: str) -> str:
 
 
 def keep(sql: Sql, partition: int, epoch: str, entries: Iterable[JournalEntry], cause: str) -> list[Kept]:
-    """Keep those of these commits that SQL lacks, in the caller's transaction; return the added commits by branch.
+    """Keep the commits that SQL lacks, in the caller's transaction; return the added commits by branch.
 
     They were written under `epoch`, which has ended. Entries without a record (marks, and events without a commit) are
     skipped, and so are commits of erased records, whose number is logged. The rows of the records are locked.

@@ -43,7 +43,7 @@ _BESIDE = "SQL was restored older, and Redis had read that state before it was r
 
 
 def backfill(sql: Sql, held: Held, after: Cursor | None, snapshot_every: int, *, keep: bool) -> Backfilled | None:
-    """Bring these records to SQL if its cursor is still at `after`; None if it moved. `keep`: change nothing."""
+    """Bring these records to SQL if its cursor is still at `after`; None if that moved. `keep`: change nothing."""
     if not keep and not is_at(sql, held.partition, after):
         return None
     names = {*held.states, *held.entries, *held.deleted} - {""}
@@ -427,7 +427,7 @@ def _tombstone(state: State, version: int) -> Loaded:
 
 
 def add_events(sql: Sql, happened: Sequence[Happened], *, keep: bool) -> int:
-    """Add those of a partition's events that SQL lacks; how many. `keep`: only count them."""
+    """Add a partition's events that SQL lacks; return how many. `keep`: only count them."""
     if not happened:
         return 0
     c = events.c
@@ -448,8 +448,8 @@ def add_events(sql: Sql, happened: Sequence[Happened], *, keep: bool) -> int:
     return len(lacking)
 
 
-# Items of a record that comes whole from Redis. Possible losses are reported: Redis has all unarchived items, but only
-# the newest of the archived ones; the journal may have more.
+# Items of a record whose whole state comes from Redis. Possible losses are reported: Redis has all unarchived items,
+# but only the newest of the archived ones; the journal may have more.
 
 
 def item_operations(

@@ -186,7 +186,7 @@ def _upwards(sql: Sql, key: Key, after: int, before: int) -> Iterator[tuple[int,
 def operations(sql: Sql, rows: Select[Any], blocks: Select[Any]) -> Iterator[tuple[Any, ...]]:
     """Run two queries, of rows of `changes` and of blocks, as one statement; each row is `..., epoch, version, data`.
 
-    Both begin with columns of the caller's. A block comes whole, so some rows may be outside the requested versions.
+    Both begin with the caller's columns. Blocks are returned whole, so some rows may be outside the requested versions.
     """
     both = union_all(rows.add_columns(false().label("packed")), blocks.add_columns(true().label("packed")))
     for row in sql.execute(both).all():
@@ -228,7 +228,7 @@ def bodies(sql: Sql, key: int, numbers: Collection[int]) -> dict[int, bytes]:
     """These messages, as far as they are stored under this record."""
     found: dict[int, bytes] = {}
     for chunk in chunks(sorted(numbers), 500):
-        # The numbers are nearly contiguous: only those of rolled back changes are missing.
+        # The numbers are nearly contiguous: only numbers of rolled back changes are missing.
         wanted = set(chunk)
         run = Run({key}, chunk[0], chunk[-1] + 1)
         found.update((seq, data) for _, seq, data in messages_in(sql, [run]) if seq in wanted)

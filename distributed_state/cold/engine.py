@@ -504,12 +504,12 @@ def writes(function: Callable[Concatenate[Sql, P], T]) -> Callable[Concatenate[P
 
 
 def reads_long(function: Callable[Concatenate[Sql, P], T]) -> Callable[Concatenate[Part, P], T]:
-    """As `reads`, with the limits of maintenance."""
+    """Like `reads`, with the limits of maintenance."""
     return _in(Database.long_read, function)
 
 
 def writes_long(function: Callable[Concatenate[Sql, P], T]) -> Callable[Concatenate[Part, P], T]:
-    """As `writes`, with the limits of maintenance."""
+    """Like `writes`, with the limits of maintenance."""
     return _in(Database.long_write, function)
 
 

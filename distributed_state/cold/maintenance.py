@@ -504,7 +504,7 @@ def _candidates(sql: Sql, before_ms: int, after: int) -> tuple[dict[int, int], i
 
 
 def _portions(counts: Mapping[int, int]) -> Iterator[list[int]]:
-    """The records in lists of about `_ROWS` rows together; a larger record is alone."""
+    """The records in lists of about `_ROWS` rows together; a larger record has a list of its own."""
     some: list[int] = []
     for key, count in counts.items():
         if some and sum(counts[each] for each in some) + count > _ROWS:

@@ -62,8 +62,8 @@ class Archived:
 class Commits:
     """The events of those entries of an epoch that SQL lacks, and the present heads of their records.
 
-    Entries of a record that was erased since do not count as lacking. `last_event` numbers the epoch's last lifecycle
-    event.
+    Entries of a record that was erased meanwhile do not count as lacking. `last_event` numbers the epoch's last
+    lifecycle event.
     """
 
     lacking: set[str]
@@ -209,9 +209,9 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Branched:
-    """A branch of a record: the commits of a closed epoch that the record does not continue.
+    """A branch of a record: commits of an ended epoch that are outside the record's history.
 
-    It begins after version `base`; `missing` are runs of lost versions (first and last).
+    The branch begins after version `base`; `missing` are runs of lost versions (first and last).
     """
 
     record: str
@@ -256,12 +256,12 @@ class Sought:
 
 @dataclass(slots=True)
 class Backfilled:
-    """How many records came whole, how many commits and events of the journal one by one, and how many were put aside.
+    """How many records got a whole state, how many commits and events were archived, how many were put aside.
 
-    `branched` commits are of a line that Redis left when it read the older SQL. `lost` are messages that neither has,
-    by the record that showed them. Records in `lost_items` may lack items: Redis has only the newest ones. Entries of
-    records in `refused` went to quarantine and are not counted. For `deleted` records Redis only knows that they were
-    deleted, or erased, since the backup. Redis shows an outdated state of `stale` records.
+    `branched` commits belong to a history that Redis left when it read the older SQL. `lost` are messages that neither
+    Redis nor SQL has, by the record that showed them. Records in `lost_items` may lack items, because Redis has only
+    the newest ones. Entries of records in `refused` went to quarantine and are not counted. Of `deleted` records Redis
+    has only the deletion or erasure after the backup. Redis shows an outdated state of `stale` records.
     """
 
     records: int = 0

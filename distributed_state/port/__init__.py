@@ -43,11 +43,11 @@ class Job(Protocol):
     """A background thread or task of the store."""
 
     def ask(self) -> None:
-        """Ask it to end."""
+        """Ask the job to end."""
         ...
 
     async def stop(self) -> None:
-        """Ask it to end, and wait for that, up to a limit that counts from the first request."""
+        """Ask the job to end, and wait for that, up to a limit that counts from the first request."""
         ...
 
 

@@ -89,7 +89,7 @@ class Taken(asyncio.Protocol):
         transport.set_protocol(self)
 
     def drop(self) -> None:
-        """Close it without waiting for anything."""
+        """Close the connection without waiting for anything."""
         self._transport.abort()
 
 

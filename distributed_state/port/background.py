@@ -161,7 +161,7 @@ class BlockingJob:
 
     @property
     def asked(self) -> bool:
-        """Whether it is asked to end."""
+        """Whether the job is asked to end."""
         return self._end.is_set()
 
     def waits(self, seconds: float) -> bool:
@@ -176,7 +176,7 @@ class BlockingJob:
         self._dozes = None
 
     def ask(self) -> None:
-        """Ask it to end, and wake it if it waits."""
+        """Ask the job to end, and wake it if it waits."""
         self._until = min(self._until, time.monotonic() + JOINED)
         self._end.set()
         waiter = self._dozes
@@ -185,7 +185,7 @@ class BlockingJob:
                 waiter.release()
 
     async def stop(self) -> None:
-        """Ask it to end, and wait until it has, unless called in its own thread."""
+        """Ask the job to end, and wait until it has, unless called in its own thread."""
         self.ask()
         if self._thread is not threading.current_thread():
             await join(self._thread, self._until - time.monotonic())
@@ -289,7 +289,7 @@ class _Task:
         self.woken: asyncio.Future[None] = loop.create_future()
 
     def release(self) -> None:
-        """Wake it, from any thread. Raises RuntimeError if its loop is closed."""
+        """Wake the task, from any thread. Raises RuntimeError if its loop is closed."""
         self._loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:

@@ -106,7 +106,7 @@ log = logging.getLogger(__name__)
 
 
 class BlockingPort(Router):
-    """Connections in a stack for each server: a caller takes one, uses it alone, and puts it back."""
+    """Connections in a stack for each server: a caller takes one, is its only user, and puts it back."""
 
     def __init__(self, connections: Connections) -> None:
         super().__init__(connections)

@@ -64,7 +64,7 @@ def ended(owner: object) -> bool:
 
 @contextmanager
 def blocking() -> Iterator[None]:
-    """Make this thread count as blocking code inside, whatever loop runs in it."""
+    """Let this thread count as blocking code inside the block, even if a loop runs in it."""
     before = _here.held_up
     _here.held_up = running()
     try:

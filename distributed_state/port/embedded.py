@@ -44,7 +44,7 @@ class EmbeddedServer:
         self._delivering = threading.Lock()
 
     def exchange(self, commands: Sequence[Words]) -> list[Any]:
-        """Execute these at once, in order; return the replies of RESP2, with errors in their place as ReplyError."""
+        """Execute commands at once, in order; return the replies of RESP2, with errors in their place as ReplyError."""
         # Encode all of them first: an invalid word is an error before anything was done.
         encoded = [list(map(encode, filled(words, EMBEDDED.name))) for words in commands]
         try:

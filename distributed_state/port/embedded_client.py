@@ -24,7 +24,7 @@ from distributed_state.port.commands import ReplyError
 
 _BYTECODE = b"\x1bLua"  # how Lua marks a compiled chunk
 
-# A fakeredis without these fails here, not at the first command; one that no longer calls them fails our tests.
+# A fakeredis without these fails here, not at the first command; one that no longer calls them fails the tests.
 if missing := {"_process_command", "_decode_error", "put_response", "eval"} - set(dir(FakeSocket)):
     raise ImportError(f"its FakeSocket has no {', '.join(sorted(missing))}")
 
@@ -39,7 +39,7 @@ class EmbeddedClient(FakeSocket):
         self._hear = hear
 
     def answers(self, commands: Sequence[list[bytes]]) -> list[Any]:
-        """Execute these in order, and return the replies."""
+        """Execute commands in order, and return the replies."""
         answers = self._answers = []
         for words in commands:
             self._process_command(words)

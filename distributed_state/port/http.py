@@ -81,7 +81,7 @@ class Http(Protocol):
         ...
 
     def every(self, seconds: float, work: Work) -> Callable[[], None]:
-        """Repeat this in the background until it returns False, or until the returned function is called."""
+        """Repeat this function in the background until it returns False, or until the returned function is called."""
         ...
 
     async def sleep(self, seconds: float) -> None:

@@ -58,7 +58,7 @@ class Life(NamedTuple):
         return f"{self.data}/{self.process}" if self.primary else ""
 
     def renames(self, name: str) -> bool:
-        """Whether this is the same data as under that id, with a new name.
+        """Whether this is the data of that id under a new name.
 
         A primary renames its data when its first replica connects, and some time after its last one left.
         """

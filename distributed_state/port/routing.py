@@ -182,7 +182,7 @@ class Router:
         return _ASKING, filled(words, self.known_life(self._node_for(words)))
 
     def _redirected(self, answer: ReplyError, node: str) -> str:
-        """Return the server to ask this time for a slot that is moving, "" if another server has it for good."""
+        """Return the server to ask this time for a slot that is moving, "" if another server has it permanently."""
         word, slot, target = str(answer).split(" ")[:3]
         if word == "ASK":
             return with_host(target, node)

@@ -266,14 +266,14 @@ class LoopJob:
             log.error("%s ended: %s", self._name, error)
 
     def ask(self) -> None:
-        """Cancel it, once."""
+        """Cancel the task, once."""
         asked, self._asked = self._asked, True
         if not asked:
             with suppress(RuntimeError):  # its loop is closed
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
     async def stop(self) -> None:
-        """Cancel it, and wait for its end; not if it waits for the caller, or if its loop does not run."""
+        """Cancel the task, and wait for its end; not if it waits for the caller, or if its loop does not run."""
         self.ask()
         if bodies.held_up() is self._loop or not self._loop.is_running():
             return

@@ -202,7 +202,7 @@ class Socket:
         return number
 
     def shut(self) -> None:
-        """Shut it down from another thread: a pending read raises an error at once."""
+        """Shut the socket down from another thread: a pending read raises an error at once."""
         if self._socket is not None:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)

@@ -117,7 +117,7 @@ class Topology:
         self._gone.append(drop)
 
     def forget(self, drop: Callable[[str], None]) -> bool:
-        """Unregister it; return whether no function is registered now."""
+        """Unregister the function; return whether no function is registered now."""
         with suppress(ValueError):
             self._gone.remove(drop)
         return not self._gone
@@ -475,7 +475,7 @@ class _Listener(threading.Thread):
         self._connection: Socket | None = None
 
     def stop(self) -> None:
-        """End it now."""
+        """End the thread now."""
         self._stopped.set()
         if self._connection is not None:
             self._connection.shut()

@@ -34,7 +34,7 @@ class WorkerProcess:
         log: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Start it. A thread passes its lines, parsed by `read`, to `listen`, and None at its end.
+        """Start the process. A thread passes its lines, parsed by `read`, to `listen`, and None at its end.
 
         Its stderr goes to `log`, if given.
         """
@@ -57,17 +57,17 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process has not ended."""
         return self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code, None while it runs."""
+        """The exit code, None while the process runs."""
         return self._process.poll()
 
     def _listen(self, listen: Callable[[Any], None], read: Callable[[str], Any]) -> None:
@@ -79,7 +79,7 @@ class WorkerProcess:
         listen(None)
 
     def send(self, message: Message | str) -> None:
-        """Send it an order. If it has ended, nothing is raised: `listen` gets None."""
+        """Send an order to the process. If it has ended, nothing is raised: `listen` gets None."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message) + "\n")
@@ -96,7 +96,7 @@ class WorkerProcess:
         self._process.terminate()
 
     def kill(self) -> None:
-        """End it with SIGKILL, as a crash would; its earlier reports still arrive."""
+        """End the process with SIGKILL, as a crash would; its earlier reports still arrive."""
         self._process.kill()
 
     def wait(self, seconds: float) -> int | None:
@@ -106,7 +106,7 @@ class WorkerProcess:
         return None
 
     def end(self) -> int:
-        """Kill it unless it has ended, read the rest of its output, and return its exit code."""
+        """Kill the process unless it has ended, read the rest of its output, and return its exit code."""
         self._process.kill()
         code = self._process.wait()
         self._listener.join()

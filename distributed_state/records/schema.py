@@ -82,7 +82,7 @@ def from_json(read: Callable[[bytes], Any], take: Callable[[Any], Any], stored: 
 
 
 def check_same(key: str, given: Any, back: Any) -> None:
-    """Refuse a value that the model leaves out or changes when it is dumped to JSON: it would be lost for good."""
+    """Refuse a value that the model leaves out or changes when it is dumped to JSON: it would be lost permanently."""
     if given != back:
         kind = type(given).__name__
         raise InvalidValue(f"{key}: this {kind} changes when the model writes it as JSON")

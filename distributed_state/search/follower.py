@@ -200,7 +200,7 @@ async def embedded(port: Port, setting: Setting, texts: list[str]) -> list[str]:
 
 
 async def embedded_singly(port: Port, setting: Setting, texts: list[str]) -> list[str | None]:
-    """As `embedded`, with None for a text that `embed` refuses. Raises if `embed` refuses every text.
+    """Like `embedded`, with None for a text that `embed` refuses. Raises if `embed` refuses every text.
 
     The list is halved until the refused text is alone.
     """

@@ -94,7 +94,7 @@ async def search(
 async def _found(
     store: StoreContext, setting: Setting, query: SearchQuery, fits: Callable[[Any], bool]
 ) -> list[SearchHit] | None:
-    """As `search`; None: the index was removed or remade since the store last read its settings."""
+    """Like `search`; None: the index was removed or rebuilt after the store last read its settings."""
     # If a policy restricts reading, scores must not reveal hidden documents either.
     ask = await _asking(store.tiers(), setting, query, store.guard is not None)
     hits: list[SearchHit] = []

@@ -64,7 +64,7 @@ class DueLooks:
         self._looks.pop(partition, None)
 
     def nothing_due(self, partition: int) -> bool:
-        """Whether it is certain that nothing is due."""
+        """Whether it is certain that no session is due."""
         look, since = self._looks.get(partition), self._idle_since(partition)
         if look is None or since is None or since > look.asked:
             return False

@@ -87,7 +87,7 @@ def _present(rows: dict[bytes, ItemRow]) -> dict[bytes, ItemRow]:
 async def read_at(
     tiers: Tiers, names: RecordKeys, version: int, wanted: Sequence[bytes]
 ) -> tuple[str, dict[bytes, ItemRow]]:
-    """The same as of a version. Raises NotFound if the record cannot be read there."""
+    """Like `read`, as of a version. Raises NotFound if the record cannot be read there."""
     await reach(tiers, names)
     epoch = tiers.epoch(names.partition)
     found = await tiers.port.sql(partial(tiers.cold.items, names.ref.text, version, wanted, exact=True))
@@ -123,7 +123,7 @@ async def page(tiers: Tiers, names: RecordKeys, wanted: Range, limit: int) -> Li
 
 
 async def page_at(tiers: Tiers, names: RecordKeys, version: int, wanted: Range, limit: int) -> Listing:
-    """The same as of a version. Raises NotFound if the record cannot be read there."""
+    """Like `page`, as of a version. Raises NotFound if the record cannot be read there."""
     await reach(tiers, names)
     epoch = tiers.epoch(names.partition)
     asked = partial(tiers.cold.list_items, names.ref.text, version, wanted, limit, PAGE_BYTES, exact=True)

@@ -260,8 +260,8 @@ class Recovery:
         """
         if not self._port.is_cluster:
             return False
-        # Its slot has been moving since its epoch began, or its meta was lost, perhaps alone. Or a worker that was
-        # starting it died, and left no reason; or the journal does not fit SQL for an unknown reason.
+        # Its slot has been moving since its epoch began, or its meta was lost, perhaps without the rest. Or a worker
+        # that was starting it died without leaving a reason; or the journal does not match SQL for an unknown reason.
         if elsewhere or not place.proved_ms or place.life in ("?", life.name):
             return True
         return not life.follows(place.life) and await self._runs_since(node, place.proved_ms)

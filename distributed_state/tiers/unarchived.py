@@ -75,7 +75,7 @@ class Remembered(NamedTuple):
     answer: bytes = b""
 
     def entry(self) -> JournalEntry:
-        """Its entry in the journal."""
+        """The commit's entry in the journal."""
         if isinstance(self.sent, JournalEntry):
             return self.sent
         (constants, _, sequence, _, digest, _, lock_value), (kind, actor, owner, record) = (

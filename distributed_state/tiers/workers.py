@@ -16,7 +16,7 @@ class Worker(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """End it, and return when it has ended."""
+        """End the work, and return when it has ended."""
 
     async def erased(self) -> None:
         """Drop records that SQL has erased; called before the erasure counts as complete."""
@@ -37,7 +37,7 @@ class JobWorker(Worker):
         self._job = self._port.spawn(self._run, self.job_name)
 
     async def close(self) -> None:
-        """End it, and return when it has ended. Has no effect if it never started."""
+        """End the job, and return when it has ended. Has no effect if it never started."""
         if self._job is not None:
             await self._job.stop()
             self._job = None

@@ -73,7 +73,7 @@ def digest(text: str) -> bytes:
 def prefix_of(tenant: str) -> str:
     """The prefix of a tenant's ids, `acme:` of "acme" and of "acme:".
 
-    It ends with a colon: "acme" alone would also begin the ids of a tenant "acme2". Raises InvalidValue.
+    It ends with a colon: without the colon, "acme" would also begin the ids of a tenant "acme2". Raises InvalidValue.
     """
     if not isinstance(tenant, str) or _TENANT.fullmatch(tenant) is None:
         raise InvalidValue(f"a tenant is letters, digits, '.', '_', '-' and ':', at most 99, not {tenant!r:.80}")

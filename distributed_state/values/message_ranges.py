@@ -37,7 +37,7 @@ def parse(data: bytes) -> list[Segment]:
 
 
 def joined(runs: Iterable[Segment]) -> list[Segment]:
-    """The same runs; those that continue one another become one."""
+    """The runs, with those that continue one another joined to one."""
     found: list[Segment] = []
     for run in runs:
         if found and found[-1].source == run.source and found[-1].stop == run.start:

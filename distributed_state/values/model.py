@@ -208,7 +208,7 @@ class Message(BaseModel):
 
     @property
     def number(self) -> int | None:
-        """Its number in the conversation that it was read from; None if it was not read from one, or is a copy."""
+        """The message's number in the conversation that it was read from; None if there is none, as for a copy."""
         return getattr(self, "_number", None)
 
     @classmethod

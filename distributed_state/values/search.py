@@ -95,7 +95,7 @@ class SearchIndex(Protocol):
     """
 
     def apply(self, rows: Sequence[Row]) -> Awaitable[None] | None:
-        """Apply these rows in this order, and return when they are durable. If this raises, they come again."""
+        """Apply these rows in this order, and return when they are durable. After an error the rows come again."""
         ...
 
     def search(self, query: SearchQuery) -> Awaitable[Sequence[SearchMatch]] | Sequence[SearchMatch]:

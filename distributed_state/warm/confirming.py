@@ -283,7 +283,7 @@ class Fsynced:
 
 
 def believed(info: dict[str, str]) -> bool:
-    """Whether this server's WAITAOF is reliable, by its INFO: that of Redis is, from 7.2 on."""
+    """Whether this server's WAITAOF is reliable, according to INFO: Redis' is, from 7.2 on."""
     if "valkey_version" in info or info.get("server_name", "redis") != "redis":
         return False
     numbers = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:2] if part.isdigit())
@@ -310,7 +310,7 @@ def _policy(found: dict[bytes, bytes]) -> str:
 class Replicated:
     """Waits for this many replicas; `every`: it waits for all replicas that may be promoted.
 
-    A count alone guarantees nothing: a write that one of two replicas has is lost when the other one is promoted. So
+    A count is not a guarantee: a write that one of two replicas has is lost when the other one is promoted. So
     "replicated" waits for all attached replicas, and for all that Sentinels or the cluster know and may promote
     although they are down now. Where only the primary knows its replicas, the highest number ever seen attached counts:
     a primary forgets a replica whose connection ended.

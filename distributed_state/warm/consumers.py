@@ -234,7 +234,7 @@ class Consumers:
         self, partitions: Iterable[int]
     ) -> tuple[dict[Subscription, dict[int, Position]], dict[int, Head]]:
         """Return how far each consumer is, and the heads of these partitions."""
-        # Positions first: a head that was read after them can be lower only in a stream that lost its end.
+        # Positions are read first: a head that is read later is lower only if the stream lost its end.
         taken = {each: each.taken() for each in list(self._subscriptions)}
         types = self._channels.types
         heads = await self._heads(partitions)

@@ -122,7 +122,7 @@ class _Row(NamedTuple):
 
     @property
     def place(self) -> tuple[int, str]:
-        """Its place in the order of all: tokens of several partitions may be equal."""
+        """The row's place in the order of all: tokens of several partitions may be equal."""
         return self.token, self.text
 
 

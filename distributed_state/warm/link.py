@@ -477,7 +477,7 @@ class NodeLink:
             wire.close()
 
     async def close(self) -> None:
-        """End it, and wait for that."""
+        """End the link, and wait for that."""
         self.end()
         jobs = self._jobs
         self._jobs = []
@@ -650,7 +650,7 @@ class Requests:
 
     Replies come in order, with pushed messages in between. A server that does not have a slot refuses (UN)SUBSCRIBE
     without naming the channel, so only the order shows which one was meant. Messages that the server pushes on its own,
-    such as the end of a subscription whose slot has moved, may stand between the replies.
+    such as the end of a subscription whose slot has moved, may come between the replies.
     """
 
     def __init__(self) -> None:
@@ -706,10 +706,10 @@ class PartitionSubscription:
         self.meta = meta
         self.echoes = echoes
         self.own = b""
-        self.named: set[bytes] = set()  # channels that a write named together with our present name
+        self.named: set[bytes] = set()  # channels that a write named together with the present own name
         self.channels: dict[bytes, None] = {}
         self.freshness = Freshness(partition)
-        self.node: str | None = None  # the node where we subscribe, or will
+        self.node: str | None = None  # the node of the subscription, present or intended
         self.asked = False  # on the present connection to that node
         self._count = 0
 

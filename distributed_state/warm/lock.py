@@ -98,7 +98,7 @@ class Lock:
         self.ttl = ttl
         self._mode = mode
         self._seize = seize
-        self._order = b""  # our place in the queue
+        self._order = b""  # this waiter's place in the queue
         self._asking: Coroutine[Any, Any, tuple[Any, Any]] | None = None
 
     @observed("lease.acquire", "warm", _facts)

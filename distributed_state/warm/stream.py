@@ -197,7 +197,7 @@ class StreamEvent(NamedTuple):
 
     @property
     def id(self) -> bytes:
-        """Its id, which stays the same if it is written again at another offset."""
+        """The event's id, which stays the same if it is written again at another offset."""
         return self.head.partition(b"\n")[0]
 
 

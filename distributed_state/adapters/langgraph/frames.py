@@ -86,7 +86,7 @@ class Saved:
 
     @classmethod
     def unpack(cls, data: bytes) -> Saved:
-        """Read it back. Raises CorruptState."""
+        """Read a stored checkpoint back. Raises CorruptState."""
         try:
             layout, namespace, name, parent, checkpoint, metadata, values, run = ormsgpack.unpackb(data)
             if layout != _FORMAT:
@@ -119,7 +119,7 @@ class SavedWrite:
 
     @classmethod
     def unpack(cls, data: bytes) -> SavedWrite:
-        """Read it back. Raises CorruptState."""
+        """Read a stored write back. Raises CorruptState."""
         try:
             checkpoint_id, task_id, index, channel, value, path = ormsgpack.unpackb(data)
             return cls(checkpoint_id, task_id, index, channel, _typed(value), path)
@@ -133,7 +133,7 @@ def pack_blob(value: Typed) -> bytes:
 
 
 def unpack_blob(data: bytes) -> Typed:
-    """Read them back. Raises CorruptState."""
+    """Read a channel's value back. Raises CorruptState."""
     try:
         return _typed(ormsgpack.unpackb(data))
     except (ValueError, TypeError) as error:

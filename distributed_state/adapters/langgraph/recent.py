@@ -177,7 +177,7 @@ class Recent:
         return self._parents.get((thread_id, namespace, checkpoint_id))
 
     def keep_values(self, thread_id: str, namespace: str, checkpoint_id: str, values: Values) -> None:
-        """Cache them for the next checkpoint."""
+        """Cache a checkpoint's versions and the places of its values for the next checkpoint."""
         versions, placed = values
         with self._lock:
             # A copy: LangGraph continues to change the versions in the checkpoint object that it passed.

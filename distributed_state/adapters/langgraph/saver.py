@@ -91,7 +91,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         saver: Mapping[str, Any] | None = None,
         **settings: Any,
     ) -> Opening[DistributedStateSaver]:
-        """Open a store for this saver alone: `with ... as saver` or `async with ... as saver`.
+        """Open a store only for this saver: `with ... as saver` or `async with ... as saver`.
 
         `url`, `archive` and further settings are those of `StateStore.open`; `saver` has options of the saver itself.
         """

@@ -92,7 +92,7 @@ class DistributedStateStore(BaseStore):
     def from_conn_string(
         cls, url: str | None = None, *, archive: str | None = None, ttl: TTLConfig | None = None, **settings: Any
     ) -> Opening[DistributedStateStore]:
-        """Open a store for this object alone: `with ... as memories` or `async with ... as memories`.
+        """Open a store only for this object: `with ... as memories` or `async with ... as memories`.
 
         `url`, `archive` and further settings are those of `StateStore.open`.
         """
@@ -219,7 +219,7 @@ class Memory:
 
     @classmethod
     def unpack(cls, item: Any) -> Memory:
-        """Read it back from an item of the record."""
+        """Read a memory back from an item of the record."""
         value = dict(item.value)
         created, updated, ttl, used, indexed, *renamed = value.pop(_TIMES)
         if renamed:

@@ -246,7 +246,7 @@ class Thread:
                 elif channel in values:  # a copy of another checkpoint has the same parent
                     fresh[channel] = self.serde.dumps_typed(values[channel])
         described: Any = get_checkpoint_metadata(dict(config), metadata)  # type: ignore[arg-type]
-        if described.get("parents"):  # plain strings instead of our subclasses
+        if described.get("parents"):  # plain strings instead of subclasses of str
             described["parents"] = {space: str(named) for space, named in described["parents"].items()}
         inline, alone = placed(fresh, carried)
         run = described.get("run_id")

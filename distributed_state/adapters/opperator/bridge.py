@@ -272,7 +272,7 @@ class Caller(Protocol):
     """Calls a method of the agent or its store, sync or asyncio, from any thread."""
 
     def __call__(self, call: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
-        """Call it with these arguments."""
+        """Call the method with these arguments."""
         ...
 
 

@@ -348,7 +348,7 @@ class Replica:
         return len(self.of(START))
 
     def of(self, kind: str) -> list[Message]:
-        """Its reports of one kind."""
+        """The replica's reports of one kind."""
         return [each for each in self.reports if each["kind"] == kind]
 
     def start(self, mailbox: Mailbox) -> None:
@@ -373,7 +373,7 @@ class Replica:
             raise StateError(f"{self.name} ended with {self.exit_code}: {said}")
 
     def kill(self) -> None:
-        """End it with SIGKILL, as a crash would."""
+        """End the replica with SIGKILL, as a crash would."""
         if self._process is not None:
             self.exit_code = self._process.end()
             self._process = None

@@ -248,7 +248,7 @@ class Notebook:
 
 
 class DemoAgent(Agent):
-    """Hooks, as a user would write them. `main_loop` also keeps a list of all events, to be verified later."""
+    """Hooks like those that a user writes. `main_loop` also lists all events, which are verified later."""
 
     name = "demo"
     conversation_defaults = MappingProxyType({"notes": []})

@@ -354,11 +354,11 @@ class Worker(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End it with SIGKILL, at any point."""
+        """End the worker with SIGKILL, at any point."""
 
     @abstractmethod
     async def stop(self, listen: Listen | None) -> None:
-        """End it: at once, or with `listen` after it sent its last report and closed its store."""
+        """End the worker: at once, or with `listen` after it sent its last report and closed its store."""
 
 
 class ProcessWorker(Worker):

@@ -106,7 +106,7 @@ class Server(ABC):
 
     @property
     def answering(self) -> bool:
-        """Whether it is running and not paused."""
+        """Whether the server is running and not paused."""
         return self.running and not self._paused
 
     @abstractmethod
@@ -134,20 +134,20 @@ class Server(ABC):
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """Shut it down cleanly."""
+        """Shut the server down cleanly."""
         if self.running:
             self.resume()
             self._send(self.stop_signal)
             self._wait()
 
     def kill(self) -> None:
-        """End it with SIGKILL, as a crash would."""
+        """End the server with SIGKILL, as a crash would."""
         if self.running:
             self._send(signal.SIGKILL)
             self._wait()
 
     def pause(self) -> None:
-        """Freeze it with SIGSTOP: connections stay open and nothing answers."""
+        """Freeze the server with SIGSTOP: connections stay open and get no answers."""
         self._paused = True
         self._send(signal.SIGSTOP)
 

@@ -104,7 +104,7 @@ class RedisServer(Server):
             connection.ask("REPLICAOF", "127.0.0.1", primary.port)
 
     def in_sync(self) -> bool:
-        """Whether it is a replica with its primary's data, and receives its writes. May raise OSError."""
+        """Whether this server is a replica with its primary's data, and receives its writes. May raise OSError."""
         return self.info("replication").get("master_link_status") == "up"
 
     def _settings(self) -> dict[str, str]:
@@ -297,7 +297,7 @@ class SentinelServer(RedisServer):
         return int(self.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)[1])
 
     def knows(self, others: int, replicas: set[int]) -> bool:
-        """Whether it knows this many `others`, and these `replicas` by their ports. May raise OSError."""
+        """Whether the Sentinel knows this many `others`, and `replicas` with these ports. May raise OSError."""
         watched = _fields(self.ask("SENTINEL", "MASTER", SERVICE))
         listed = [_fields(each) for each in self.ask("SENTINEL", "REPLICAS", SERVICE)]
         heard = {
@@ -635,11 +635,11 @@ class Member:
 
     @property
     def is_owner(self) -> bool:
-        """Whether it is a primary with slots."""
+        """Whether the node is a primary with slots."""
         return self.primary_id is None and bool(self.slot_ranges)
 
     def owns(self, slot: int) -> bool:
-        """Whether it is the primary of this slot."""
+        """Whether the node is the primary of this slot."""
         return self.primary_id is None and any(slot in each for each in self.slot_ranges)
 
 

@@ -237,7 +237,7 @@ class PaidResponse(Response):
         self._taken = taken
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the response."""
         # Servers that do not count connections, such as those of tests, do not provide a connection.
         connection = scope.get("state", {}).get(CONNECTION)
         if connection is not None:

@@ -582,7 +582,7 @@ class Service:
         return answer({"status": "alive"})
 
     async def _readyz(self, request: Request) -> Response:
-        """GET /readyz, or ?need=redis for a fleet that serves what is in Redis while SQL is unavailable."""
+        """GET /readyz, or ?need=redis for a fleet that serves data in Redis while SQL is unavailable."""
         if not self._probes or self.draining:
             return answer({"status": "draining" if self.draining else "starting"}, 503)
         public = self.authentication.known and request.app is self.app

@@ -111,7 +111,7 @@ class Caller:
         return id if kind == "token" else None
 
     def hears(self, event: Event) -> bool:
-        """Whether it may receive an event: a caller of a tenant only receives events of the tenant's records."""
+        """Whether the caller may receive an event: a tenant's caller receives only events of the tenant's records."""
         scope, _, name = event.subject.partition(":")
         return not self.prefix or (scope in SCOPES and unescape(name).startswith(self.prefix))
 
@@ -615,7 +615,7 @@ class Strangers:
             self._waiting -= 1
 
 
-# Proxies that authenticate for us
+# Proxies that authenticate callers
 
 
 class Proxies:

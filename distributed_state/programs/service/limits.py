@@ -337,7 +337,7 @@ class Quota:
         return count
 
     async def _counted(self, store: AsyncStateStore, kind: str, prefix: str) -> int:
-        """Count them, up to the limit. The policy is not asked, because a writer need not have the right to list."""
+        """Count records or items, up to the limit. No policy is asked: a writer may lack the right to list."""
         tiers = lifecycle_of(store).tiers()
         begin, most = escape(prefix), self._most[kind]
         if kind == "item":

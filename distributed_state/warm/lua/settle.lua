@@ -20,11 +20,11 @@ if current ~= epoch then return {'epoch'} end
 -- @include same_entry
 local call = redis.call
 local stored = call('HMGET', record, '#v', '#mn', '#md', '#ops', '#kv')
--- A record that is gone must not come back as a ghost of one field.
+-- A record that has left Redis must not come back with only one field.
 if not stored[1] then return {'gone'} end
 version = version + 0
 
--- A TTL says that the record is archived whole. PEXPIRE is carried out even at maxmemory, and lets Redis evict.
+-- A TTL means that the whole record is archived. PEXPIRE works even at maxmemory, and allows Redis to evict the record.
 local ops = stored[4]
 if stored[1] - version == 0 then
   call('PEXPIRE', record, ttl_ms)
@@ -32,10 +32,11 @@ if stored[1] - version == 0 then
     -- @include op_pieces
     local head = entry[2][2]
     -- @include entry_time
-    -- All of them are in SQL, as if the record had come back from there: see known_op.lua. They were committed before that
-    -- entry. By the present time instead of its own, writers whose clock is a little behind would have to ask SQL.
+    -- All op ids are in SQL, as if the record had been hydrated now: see known_op.lua. They were committed before that
+    -- entry, so its time is noted. With the present time, writers whose clocks are slightly behind would have to ask
+    -- SQL.
     local before = format('%d', written_ms + 1)
-    -- First the note: without it, what is dropped would not be looked for in SQL.
+    -- The note comes first: without it, writers would not look for dropped op ids in SQL.
     local kept = redis.pcall('HSET', record, '#ops', '@' .. before .. ';')
     if type(kept) == 'number' and pieces and pieces[1] then call('HDEL', record, unpack(pieces)) end
   end
@@ -46,7 +47,8 @@ local many = keep_from - lowest
 if many > 0 then
   local names = {}
   if many > 5000 then
-    -- Between an old message that is shown again and the next one may lie any number of numbers: then only what is here.
+    -- There may be a large gap between an old message that is shown again and the next one: then only stored messages
+    -- are checked.
     for _, name in ipairs(call('HKEYS', record)) do
       local number = string.match(name, '^#m(%d+)$')
       if number and number - keep_from < 0 then names[#names + 1] = name end
@@ -58,22 +60,23 @@ if many > 0 then
   redis.pcall('HSET', record, '#md', format('%d', keep_from))
 end
 
--- Archived items leave the window, the oldest first, beyond the newest ones.
+-- Archived items leave the window, the oldest first; the newest ones stay.
 local changed = stored[5]
 if not changed then return {'ok'} end
 local window = call('HMGET', items, '#e', '#n', '#d', '#c', '#b', '#f', '#u')
 local whole = changed - version <= 0
 if window[1] ~= epoch then
-  -- Nobody reads one of another epoch, and it is in SQL.
+  -- A window of another epoch is not read, and its items are in SQL.
   if window[1] and whole then call('DEL', items) end
   return {'ok'}
 end
--- A TTL says that all of it is archived. Either takes no memory: after it a full Redis lets the rest be done.
+-- A TTL means that the whole window is archived. Both writes take no memory: after them even a full Redis accepts the
+-- rest.
 if whole then call('PEXPIRE', items, ttl_ms) else call('PERSIST', items) end
 -- @include byte_order
 local last, at, count, size, floor = window[2] + 0, window[3] + 0, window[4] + 0, window[5] + 0, window[6] + 0
 local left, tops = {}, {}
--- Let an item go, of which the log has this; false if it has to stay.
+-- Remove the item of this log entry from the window; false if it has to stay.
 local function leave(number, logged)
   local of, bytes, name = string.match(logged, '^(%d+) (%d+) (.*)$')
   if of + 0 > version or count <= window_items and size <= window_bytes then return false end
@@ -83,7 +86,7 @@ local function leave(number, logged)
   local collection, key = string.sub(name, 1, middle - 1), string.sub(name, middle + 1)
   if tops[collection] == nil then tops[collection] = call('HGET', items, '#h' .. collection) end
   local top = tops[collection]
-  -- If it is not known what lies below, this key may not be the greatest.
+  -- If the items below are unknown, this key may not be the greatest.
   if not top and not window[7] or top and (top == '-' or behind(key, string.sub(top, 2))) then tops[collection] = '=' .. key end
   return true
 end
@@ -92,7 +95,7 @@ while not stays and at <= walked and (count > window_items or size > window_byte
   local numbers = {}
   for number = at, math.min(at + 499, walked) do numbers[#numbers + 1] = 'k' .. format('%d', number) end
   for i, logged in ipairs(call('HMGET', items, unpack(numbers))) do
-    -- Nothing is there if its item was put again since.
+    -- The field is absent if the item was put again later.
     stays = logged and not leave(numbers[i], logged)
     if stays then break end
     at = at + 1
@@ -109,7 +112,8 @@ if at - window[3] > 0 then
   for i = 1, #noted, 5000 do call('HSET', items, unpack(noted, i, math.min(i + 4999, #noted))) end
   drop(left)
 end
--- Beside what each item has, and seven fields of the head, there are the greatest keys. SQL is asked for those not noted.
+-- Besides the fields of items and seven fields of the head, there are the greatest keys. SQL is asked for keys that are
+-- not noted.
 if call('HLEN', items) - 2 * count - 7 > noted_collections then
   if not window[7] then call('HSET', items, '#u', '1') end
   local greatest = {}

@@ -80,7 +80,7 @@ def _of_records() -> None:
 
 
 def _leave_room() -> None:
-    # For the next version of a row on its own page: an update that stays there leaves the indexes alone.
+    # Room for the next version of a row on the same page: an update that stays on its page does not change the indexes.
     if op.get_context().dialect.name == "postgresql":
         op.execute("ALTER TABLE records SET (fillfactor = 50)")
         op.execute("ALTER TABLE cursors SET (fillfactor = 50)")

@@ -30,7 +30,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Remove them: revoking a token then no longer revokes the tokens made with it."""
+    """Remove the columns: revoking a token then no longer revokes the tokens made with it."""
     op.drop_index("records_phased", "records")
     op.drop_column("erasures", "actor")
     op.drop_column("cursors", "begun")

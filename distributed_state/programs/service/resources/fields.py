@@ -428,7 +428,7 @@ class Live(Body):
     lifetime: Span | None = None
 
     def build(self, changes: Changes) -> None:
-        """Put it into a change."""
+        """Put the lifetime into a change."""
         changes.set_lifetime(field_ttl.span_ms("idle", self.idle), field_ttl.span_ms("lifetime", self.lifetime))
 
 
@@ -464,7 +464,7 @@ class WholeWrite(Body):
     durability: str | None = None
 
     def build(self, changes: Changes) -> None:
-        """Put it into a change."""
+        """Put these changes into the change of a record."""
         if self.clear:
             changes.clear(messages="messages" in self.clear, items="items" in self.clear)
             changes.reserved(INITIALIZED, None)

@@ -2,11 +2,11 @@
 
 There are four views of the past: whole versions, one by one; a comparison of two versions; a timeline, which names the
 changes of each version without values; and an overview, which is as much of one version as fits on a page. A part that
-is too large is named, and does not hide other parts.
+is too large is named; the other parts are still shown.
 
 A checkpoint names a version. A rollback restores an earlier state as a new version. A fork begins another record from a
-state of this one, and their common data is stored once. A branch holds acknowledged commits that their record does not
-continue; it can be read, or dropped for good.
+state of this one, and their common data is stored once. A branch holds acknowledged commits outside its record's
+history; it can be read, or dropped permanently.
 """
 
 from __future__ import annotations
@@ -304,7 +304,8 @@ async def timeline(scope: Scope, asked: Asked, given: Below) -> Response:
 class Looked(Query):
     """Selects a version, by default the current one, and the last `limit` messages with numbers below `before`.
 
-    The answer has at most `most` bytes of fields, the shortest first, and as many of messages, the last first.
+    The answer has at most `most` bytes of fields, the shortest first, and at most `most` bytes of messages, the last
+    first.
     """
 
     version: Version | None = None

@@ -12,8 +12,8 @@ Leases: the client holds the whole state of its lease, so any worker can serve u
 it expires otherwise. The client's form of a lease is opaque and cannot be guessed.
 
 Repeated requests: `Idempotency-Key` is the request id of the store's own turns. The commit that a request makes also
-stores the request's result in the record, with a digest of the request. The commit expects the very version in which
-the request was not found. So if two workers get the same key at once, one applies the request and the other finds its
+stores the request's result in the record, with a digest of the request. The commit expects the version in which the
+request was not found. So if two workers get the same key at once, one applies the request and the other finds its
 result. The result must therefore be computed before the commit is sent, and again if another write came first.
 
 Design: sections 23, 24.
@@ -115,7 +115,7 @@ async def write(asked: Asked, record: AsyncRecord, change: Write) -> Done:
     context = context_of(record)
     write_under_lease(asked, context)
     once = OnceOnly.of(asked, context)
-    # A conversation has an operation to begin it, so that a mistyped id does not; other records begin with a write.
+    # Only a separate operation begins a conversation, so that a mistyped id does not; other records begin with a write.
     implied = change.draft is None and context.ref.scope == "session" and once.conditions == Conditions()
     if implied:
         once = replace(once, conditions=Conditions(exists=True))
@@ -234,7 +234,7 @@ class Conditions:
 
     @property
     def may_begin(self) -> bool:
-        """Whether they hold for a record that does not exist yet."""
+        """Whether the conditions hold for a record that does not exist yet."""
         return not self.version and not self.exists
 
     def check(self, version: int, deleted: bool = False) -> None:
