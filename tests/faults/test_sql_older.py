@@ -734,10 +734,13 @@ def test_the_command_shows_repairs_and_says_what_is_lost(server: RedisServer, sq
 
     planned = ran("--dry-run")
     assert planned.returncode == 1
-    assert "to bring: 0 commits, 1 records whole" in planned.stdout
+    assert "would archive: 0 commits, 1 whole records" in planned.stdout
     assert "lost: messages 1 to 5 of session s" in planned.stdout
     done = ran()
     assert done.returncode == 1
-    assert "brought: 0 commits, 1 records whole" in done.stdout
+    assert "archived: 0 commits, 1 whole records" in done.stdout
     again = ran()
-    assert (again.returncode, again.stdout) == (0, "4 partitions: in none is SQL older than Redis\n")
+    assert (again.returncode, again.stdout) == (
+        0,
+        "nothing to repair: SQL is up to date with Redis in all 4 partitions\n",
+    )

@@ -209,7 +209,7 @@ async def test_a_thousand_threads_survive_a_kill_in_the_middle(opener: Any, tmp_
         process.kill()
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
     assert ended.returncode == 0, ended.stderr
-    found = re.search(r"(\d+) listed: (\d+) copied, (\d+) there already, 0 differ, 0 failed", ended.stdout)
+    found = re.search(r"(\d+) found in the source: (\d+) copied, (\d+) already equal, 0 differ, 0 failed", ended.stdout)
     assert found, ended.stdout
     listed, copied, there = map(int, found.groups())
     assert listed == copied + there == MANY
@@ -227,7 +227,7 @@ async def test_a_thousand_threads_survive_a_kill_in_the_middle(opener: Any, tmp_
     ended = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
     assert ended.returncode == 1
     assert f"differs: t{MANY - 1}: checkpoint" in ended.stderr
-    assert f"0 copied, {MANY - 1} there already, 1 differ, 0 failed" in ended.stdout
+    assert f"0 copied, {MANY - 1} already equal, 1 differ, 0 failed" in ended.stdout
 
 
 # OpenAI Agents
@@ -592,9 +592,10 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
         return subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
 
     done = adopt("langgraph", "shop:memory_saver", "--into", "shop:saver")
-    assert (done.returncode, done.stdout) == (0, "1 listed: 1 copied, 0 there already, 0 differ, 0 failed\n"), (
-        done.stderr
-    )
+    assert (done.returncode, done.stdout) == (
+        0,
+        "1 found in the source: 1 copied, 0 already equal, 0 differ, 0 failed\n",
+    ), done.stderr
     with StateStore.open(archive=archive) as store:
         assert [row.id for row in store.sessions(fresh=True)] == ["graphs/t0"]
     (tmp_path / "latin").write_bytes(b"a\xff")

@@ -106,7 +106,7 @@ def test_bytes_are_written_as_they_are_and_left_out_of_json(run: Run, archive: s
     assert run("get", "s", "photo").out == "café"
     shown = run("get", "s")
     assert json.loads(shown.out) == {"like": {"base64": "AA=="}}
-    assert "left out: photo holds 5 bytes" in shown.err
+    assert "not shown: photo holds 5 bytes" in shown.err
     assert "photo = <5 bytes>" in run("history", "s").out
     assert run("export", "s", "--output", str(tmp_path / "s")).code == 0
     assert run("import", str(tmp_path / "s"), "--id", "copy").out == "copy\n"
@@ -328,7 +328,7 @@ def test_all_records_move_with_one_file(run: Run, tmp_path: Path) -> None:
     run("--archive", third, "import", "-", typed=run("export", "s1").out)
     rest = run("--archive", third, "import", file, "--skip-existing")
     assert (rest.code, sorted(rest.out.split())) == (0, ["s0", "u"])
-    assert "2 imported, 1 there already" in rest.err
+    assert "2 imported, 1 skipped" in rest.err
 
 
 def test_a_file_of_many_records_that_is_wrong_says_where(run: Run, tmp_path: Path) -> None:
@@ -671,7 +671,7 @@ def test_an_empty_list_says_that_commits_are_not_archived_yet(run: Run, fleet: t
         store.session("s").set("n", 1)
         for _ in range(2):
             done = run(*fleet, "sessions")
-            assert "1 commits are not archived yet, and not listed: --fresh lists them too" in done.err
+            assert "1 commits are not archived yet and not listed; add --fresh to list them" in done.err
         listed = run(*fleet, "sessions", "--fresh")
         assert re.search(r"\bs\b.*\b1\b", listed.out)
         assert "not archived" not in listed.err
@@ -838,7 +838,7 @@ def test_the_index_is_made_searched_and_removed(run: Run, archive: str) -> None:
             store.session(f"s{number}", user="u1").append({"role": "user", "content": f"a weekend in Oslo {number}"})
         store.user("u1").set("home", {"city": "Oslo"})
     done = run("index")
-    assert (done.code, done.out) == (0, "the index has all of 4 records\n")
+    assert (done.code, done.out) == (0, "all 4 records are indexed\n")
     done = run("search", "oslo weekend", "--limit", "2")
     assert done.code == 0
     assert done.out.count("a weekend in Oslo") == 2

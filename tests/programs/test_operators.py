@@ -128,7 +128,7 @@ def test_top_says_that_redis_is_away_and_shows_what_was(place: dict[str, str]) -
         text = console.file.getvalue()  # type: ignore[attr-defined]  # it is a StringIO
         assert text.count("Redis does not answer") == 2
         assert "\x1b" not in text
-        assert "1 wait for SQL" in text
+        assert "1 unarchived commits" in text
 
 
 def test_top_once_without_redis_is_an_error_of_one_line(run: Run, place: dict[str, str]) -> None:
@@ -182,7 +182,7 @@ def test_what_sql_alone_has_is_listed_while_redis_is_away(run: Run, place: dict[
     ):
         code, out, err = run(*away, *words)
         assert (code, shown in out) == (0, True), (words, out, err)
-        assert "what is not archived yet is missing here" in err
+        assert "unarchived commits are not listed" in err
     code, out, err = run(*away, "migrate")
     assert (code, out) == (0, "the schema is up to date\n")
     for words in (["sessions", "--fresh"], ["get", "c1"], ["replicas"]):  # the controls: these need Redis
@@ -233,7 +233,7 @@ def test_histories_are_read_searched_and_made_small_while_redis_is_away(run: Run
     away = options(place, url=NOWHERE)
     code, out, err = run(*away, "history", "c1", "--last", "3")
     assert (code, "n = 29" in out or "29" in out) == (0, True), (out, err)
-    assert "what is not archived yet is missing here" in err
+    assert "unarchived commits are not listed" in err
     assert run(*away, "history", "nobody")[0] == 1
     code, out, err = run(*away, "search", "weekend 17", "--json")
     assert (code, [each["value"]["content"] for each in json.loads(out)]) == (0, ["a weekend in Oslo 17"]), err
@@ -241,7 +241,7 @@ def test_histories_are_read_searched_and_made_small_while_redis_is_away(run: Run
     # Too young, by a margin for two clocks: the negative control of what follows.
     code, out, err = run(*away, "compact", "--older-than", "5m")
     assert (code, out) == (0, "packed 0 changes and 0 messages of 0 records\n"), err
-    assert "what is not archived yet stays as it is" in err
+    assert "unarchived commits are left unchanged" in err
     with sqlite3.connect(place["archive"].removeprefix("sqlite:///")) as connection:
         for table in ("changes", "messages", "records"):
             names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})") if row[1].endswith("_ms")]
@@ -320,7 +320,7 @@ def test_replicas_come_with_what_they_do_and_in_pages(run: Run, place: dict[str,
         assert {each.id: each.role for each in one.admin.replicas()} == roles
         _, out, err = run(*options(place), "replicas", "--json", "--limit", "1")
         assert [json.loads(line)["id"] for line in out.splitlines()] == ids[:1]
-        assert f"1 more follow: --after {ids[0]}" in err
+        assert f"1 more replicas: continue with --after {ids[0]}" in err
         _, out, err = run(*options(place), "replicas", "--json", "--limit", "1", "--after", ids[0])
         assert ([json.loads(line)["id"] for line in out.splitlines()], err) == (ids[1:], "")
         _, out, _ = run(*options(place), "replicas", "--json", "--role", "agents")

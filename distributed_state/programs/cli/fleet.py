@@ -55,14 +55,16 @@ _PAGE = 1000
 @app.command()
 def replicas(
     context: typer.Context,
-    role: Annotated[str | None, typer.Option(help="Only those: service, archiver, agents or worker.")] = None,
+    role: Annotated[
+        str | None, typer.Option(help="Only replicas with this role: service, archiver, agents or worker.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Rows per page.")] = 100,
     after: Annotated[
-        str | None, typer.Option(help="Continue behind this replica, which the page before named.")
+        str | None, typer.Option(help="Continue after this replica, which the previous page printed.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """List the running replicas, the oldest first, with what each does in the fleet.
+    """List the running replicas, the oldest first, each with its role, load and progress.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents replicas[/]
     """
@@ -72,7 +74,7 @@ def replicas(
     begin = 0 if after is None else _behind(found, after)
     found, left = found[begin : begin + limit], len(found) - begin - limit
     if left > 0:
-        err.print(f"{left} more follow: --after {found[-1].id}", markup=False, highlight=False)
+        err.print(f"{left} more replicas: continue with --after {found[-1].id}", markup=False, highlight=False)
     if as_json:
         print_json_lines(map(_fields, found))
         return
@@ -94,7 +96,7 @@ def replicas(
 def _behind(found: list[distributed_state.results.Replica], id: str) -> int:
     at = next((at for at, each in enumerate(found) if each.id == id), None)
     if at is None:
-        raise NotFound(f"replica {id!r:.80} is not listed (now): begin with the first page")
+        raise NotFound(f"replica {id!r:.80} is no longer listed: start again without --after")
     return at + 1
 
 
@@ -107,14 +109,14 @@ def tail(
     since: Annotated[
         str | None,
         typer.Option(
-            help="Where to start: an age (10m, 2h), a date and time, 'oldest' in Redis, or a position `tail` printed."
+            help="Where to start: an age (10m), a date and time, 'oldest' in Redis, or a position that `tail` printed."
         ),
     ] = None,
     conversation: Annotated[str | None, typer.Option(help="Only events of this conversation.")] = None,
     count: Annotated[int | None, typer.Option(min=1, help="Stop after this many events.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one CloudEvent per line.")] = False,
 ) -> None:
-    """Follow the events of all replicas until Ctrl-C. At the end the position to continue from is printed.
+    """Print the events of all replicas as they occur, until Ctrl-C; then print the position from which to continue.
 
     Example: [cyan]distributed-state --url redis://host --archive sqlite:///a.db tail "conversation.*" --since 10m[/]
     """
@@ -180,7 +182,7 @@ def _line(event: distributed_state.Event) -> Text:
     line.append(f"  {printable(event.type):<22}", style=colour)
     if event.type == "resync":
         partitions = len(event.data.get("partitions", []))
-        line.append(f" events of {partitions} partitions were missed here ({event.data.get('reason')})", style="red")
+        line.append(f" events of {partitions} partitions were missed ({event.data.get('reason')})", style="red")
     else:
         line.append(f" {printable(event.subject)}" if event.subject else "", style="bold")
         line.append(f" v{event.version}" if event.version else "")
@@ -202,13 +204,17 @@ def _fields(replica: distributed_state.results.Replica) -> dict[str, Any]:
 @app.command()
 def leases(
     context: typer.Context,
-    scope: Annotated[str | None, typer.Option(help="Only of this kind: session, user, app or task.")] = None,
-    prefix: Annotated[str, typer.Option(help="Only of ids that begin so.")] = "",
+    scope: Annotated[
+        str | None, typer.Option(help="Only leases of records of this kind: session, user, app or task.")
+    ] = None,
+    prefix: Annotated[str, typer.Option(help="Only records whose ids begin with this.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Rows per page.")] = 100,
-    after: Annotated[str | None, typer.Option(help="Continue behind this cursor, which the page before named.")] = None,
+    after: Annotated[
+        str | None, typer.Option(help="Continue after this cursor, which the previous page printed.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """List who holds which records, locks and running turns, and who waits for them; those held longest first.
+    """List the held leases of records, locks and running turns, the oldest first, and how many replicas wait for each.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents leases[/]
     """
@@ -232,16 +238,16 @@ def leases(
 def end_lease(
     context: typer.Context,
     id: Id,
-    token: Annotated[int, typer.Argument(help="Its fencing token, as `leases` shows it.", show_default=False)],
+    token: Annotated[int, typer.Argument(help="Fencing token of the lease, which `leases` shows.", show_default=False)],
     scope: Scope = "session",
 ) -> None:
-    """End a lease, for any holder: the holder's writes are refused from then on, and the first waiter gets the record.
+    """End a lease, whoever holds it. The holder's later writes are refused, and the first waiter gets the record.
 
     Example: [cyan]distributed-state end-lease c1 1764123456789012[/]
     """
     with open_existing(context) as store:
         if not store.admin.end_lease(id, token, scope=scope):
-            raise NotFound(f"{scope} {id!r:.200}: no lease with token {token} is held (now)")
+            raise NotFound(f"{scope} {id!r:.200}: no lease with token {token} is held; `leases` lists the held ones")
 
 
 @app.command()
@@ -249,9 +255,9 @@ def doctor(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Check Redis, SQL, and who archives, and advise what to do. Exit code 1 if a problem needs attention.
+    """Check Redis, SQL and the archivers, and advise what to do. Exit code 1 if a problem needs attention.
 
-    Each server is checked separately: while one is down, the other one is still shown.
+    Each server is checked separately: while one is down, the other one is still checked.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents doctor[/]
     """
@@ -289,14 +295,15 @@ def _told(finding: distributed_state.results.Finding) -> dict[str, Any]:
 @app.command()
 def top(
     context: typer.Context,
-    interval: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look for one interval, print what was seen, and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="The same as one JSON object.")] = False,
+    interval: Annotated[float, typer.Option(min=0.2, max=60, help="Seconds between updates.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Measure for one interval, print the result, and exit.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Like --once, but print one JSON object.")] = False,
 ) -> None:
-    """Watch the fleet: commits a second, what waits for SQL, the slowest replicas, the busiest conversations.
+    """Show the fleet live: commits per second, unarchived commits, the slowest replicas, the busiest records.
 
-    It asks only Redis, so it works while SQL is down, and continues while Redis is down. Ctrl-C ends it. It prints once
-    if the output is not a terminal. The busiest are a sample of the ends of the journals: see "sampled".
+    It reads only from Redis, so it works while SQL is down. While Redis is down, it shows the last figures. Ctrl-C ends
+    it. If the output is not a terminal, it prints once. The busiest records are estimated from a sample of the newest
+    commits; the output says how many.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents top --interval 5[/]
     """

@@ -47,9 +47,11 @@ from distributed_state.values.access_tokens import RIGHTS
 @app.command()
 def compact(
     context: typer.Context,
-    older_than: Annotated[str, typer.Option(metavar="AGE", help="Pack what is older, as 12h or 7d.")] = "1d",
+    older_than: Annotated[
+        str, typer.Option(metavar="AGE", help="Pack history older than this, such as 12h or 7d.")
+    ] = "1d",
 ) -> None:
-    """Pack old history into compressed blocks in SQL. Everything reads it as before. Safe beside workers.
+    """Pack old history into compressed blocks in SQL. All reads still find it. Safe while workers run.
 
     Example: [cyan]distributed-state --archive postgresql://host/agents compact --older-than 7d[/]
     """
@@ -68,12 +70,22 @@ def _count(variable: str, help: str) -> Any:
     return typer.Option(envvar=variable, min=1, help=help)
 
 
-_older = _age("DISTRIBUTED_STATE_PURGE_OLDER_THAN", "Versions, branches and events older than 90d.")
-_changes = _count("DISTRIBUTED_STATE_PURGE_KEEP_CHANGES", "Changes of each record beyond its newest N.")
-_messages = _age("DISTRIBUTED_STATE_PURGE_MESSAGES_OLDER_THAN", "Let conversations show no older messages.")
-_shown = _count("DISTRIBUTED_STATE_PURGE_KEEP_MESSAGES", "Let conversations show at most this many messages.")
-_events = _age("DISTRIBUTED_STATE_PURGE_EVENTS_OLDER_THAN", "Events older than that, if not of the age of versions.")
-_branches = _age("DISTRIBUTED_STATE_PURGE_BRANCHES_OLDER_THAN", "Branches older, if not of the age of versions.")
+_older = _age(
+    "DISTRIBUTED_STATE_PURGE_OLDER_THAN", "Remove versions, branches and events older than this, such as 90d."
+)
+_changes = _count("DISTRIBUTED_STATE_PURGE_KEEP_CHANGES", "Keep only this many of each record's newest changes.")
+_messages = _age("DISTRIBUTED_STATE_PURGE_MESSAGES_OLDER_THAN", "Hide messages older than this, such as 90d.")
+_shown = _count(
+    "DISTRIBUTED_STATE_PURGE_KEEP_MESSAGES",
+    "Show only this many of each conversation's newest messages; hide older ones.",
+)
+_events = _age(
+    "DISTRIBUTED_STATE_PURGE_EVENTS_OLDER_THAN", "Remove events older than this; overrides --older-than for events."
+)
+_branches = _age(
+    "DISTRIBUTED_STATE_PURGE_BRANCHES_OLDER_THAN",
+    "Remove branches older than this; overrides --older-than for branches.",
+)
 
 
 @app.command()
@@ -87,10 +99,10 @@ def purge(
     branches_older_than: Annotated[str | None, _branches] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Remove what is old from SQL: versions, events, messages. The present states stay. This cannot be undone.
+    """Remove old versions, branches, events and messages from SQL. The present state of each record stays.
 
-    Messages that conversations no longer show are removed with the versions that showed them. Safe beside workers: no
-    transaction takes more than some hundred records or some thousand events.
+    This cannot be undone. A hidden message is removed when the last version that showed it is removed. Safe while
+    workers run: a transaction covers at most a few hundred records or a few thousand events.
 
     Example: [cyan]distributed-state --archive postgresql://host/agents purge --older-than 90d --keep-messages 1000[/]
     """
@@ -102,12 +114,12 @@ def purge(
     }
     seconds = {name: None if age is None else span(f"--{name.replace('_', '-')}", age) for name, age in ages.items()}
     if not yes:
-        typer.confirm("Remove it for good?", abort=True, err=True)
+        typer.confirm("Remove this old data for good?", abort=True, err=True)
     with open_to_tidy(context) as store, err.status("purging"):
         done = store.admin.purge(**seconds, keep_changes=keep_changes, keep_messages=keep_messages)
     typer.echo(
         f"removed {done['changes']} changes, {done['messages']} messages and {done['events']} events of "
-        f"{done['records']} records; {done['left_out']} messages are no longer shown"
+        f"{done['records']} records; {done['left_out']} messages are now hidden"
     )
 
 
@@ -118,8 +130,8 @@ def reencrypt(
 ) -> None:
     """Re-encrypt everything with the current key of DISTRIBUTED_STATE_KEYS or DISTRIBUTED_STATE_KEY_FILE.
 
-    What has that key already is skipped, so the command may be interrupted and repeated, while workers run. Exit code 1
-    if a record cannot be decrypted.
+    Values that already use that key are skipped, so the command may be interrupted and repeated. Safe while workers
+    run. Exit code 1 if a record cannot be decrypted.
 
     Example: [cyan]distributed-state reencrypt --dry-run[/]
     """
@@ -147,49 +159,52 @@ def repair(
     context: typer.Context,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count; change nothing.")] = False,
 ) -> None:
-    """Bring SQL up to Redis where a backup of SQL was restored that is older; [cyan]doctor[/] names such partitions.
+    """Copy from Redis to SQL what SQL lacks after an old backup of SQL was restored.
 
-    The part of the difference that Redis still has is archived: commits one by one if the journal has them, otherwise
-    whole records. Lost data is listed. Partitions are paused one after the other. It may be interrupted and run
-    again. Exit code 1 if something is lost, or SQL refuses something.
+    [cyan]doctor[/] lists the partitions where SQL is older than Redis. Commits that are still in the journal are
+    archived one by one; other records are copied whole. Lost data is listed. Writes to one partition at a time are
+    paused. The command may be interrupted and repeated. Exit code 1 if data is lost, or SQL refuses some of it.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql://host/agents repair --dry-run[/]
     """
 
     def show(now: distributed_state.results.Repaired) -> None:
-        status.update(f"{now.partitions} partitions, {len(now.behind)} behind, {now.records + now.commits} brought")
+        status.update(
+            f"{now.partitions} partitions, {len(now.behind)} older in SQL, {now.records + now.commits} copied"
+        )
 
     with open_store(context) as store, err.status("looking") as status:
         done = store.admin.repair(dry_run=dry_run, progress=show)
     if not done.behind:
-        typer.echo(f"{done.partitions} partitions: in none is SQL older than Redis")
+        typer.echo(f"nothing to repair: SQL is up to date with Redis in all {done.partitions} partitions")
         return
-    what = "to bring" if dry_run else "brought"
+    what = "would archive" if dry_run else "archived"
     typer.echo(f"partitions where SQL was older: {', '.join(map(str, done.behind))}")
     typer.echo(
-        f"{what}: {done.commits} commits, {done.records} records whole, {done.events} events; {done.aside} aside"
+        f"{what}: {done.commits} commits, {done.records} whole records, {done.events} events; "
+        f"{done.aside} commits put in the quarantine"
     )
     if done.branched:
-        typer.echo(f"kept in branches, see `branches`: {done.branched} commits that neither SQL nor Redis continues")
+        typer.echo(
+            f"kept in branches, see `branches`: {done.branched} commits that continue no version of their record"
+        )
     for scope, id in done.deleted:
-        typer.echo(f"deleted since the backup, erase it again if it was erased: {scope} {printable(id)}")
+        typer.echo(f"deleted again, as it was deleted after the backup: {scope} {printable(id)}")
     for each in done.lost:
         typer.echo(f"lost: messages {each.first} to {each.last} of {each.scope} {printable(each.id)}")
     for scope, id in done.lost_items:
-        typer.echo(
-            f"lost, it may be: items of {scope} {printable(id)} that changed since the backup, but for the newest"
-        )
+        typer.echo(f"possibly lost: older items of {scope} {printable(id)} that changed after the backup")
     for scope, id in done.refused:
-        typer.echo(f"refused by SQL, see `doctor` and the quarantine: something of {scope} {printable(id)}")
+        typer.echo(f"refused by SQL, see `doctor` and the quarantine: data of {scope} {printable(id)}")
     if done.lost or done.lost_items or done.refused:
         raise typer.Exit(1)
 
 
 @app.command()
 def migrate(context: typer.Context) -> None:
-    """Migrate the SQL schema to the latest version. Safe while others do the same; stores also do it when they open.
+    """Migrate the SQL schema to the latest version. Stores also do this when they open. Safe to run concurrently.
 
-    Redis is not asked.
+    This command does not need Redis.
 
     Example: [cyan]distributed-state --archive postgresql+psycopg://host/agents migrate[/]
     """
@@ -214,7 +229,7 @@ def upcast(
 ) -> None:
     """Upcast records to a schema's version while workers run. It may be interrupted and run again.
 
-    Every record of the scope has to be of this schema. Exit code 1 if any failed; those stay as they are.
+    Every record of the scope must have this schema. Exit code 1 if a record fails; it stays unchanged.
 
     Example: [cyan]distributed-state upcast my_agent.state:TRIP --dry-run[/]
     """
@@ -245,26 +260,26 @@ def index(
     remove: Annotated[bool, typer.Option("--remove", help="Switch search off and remove the index.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Switch search on, and bring the index up to the archive. Safe beside workers; it may be broken off and repeated.
+    """Switch search on, and index all archived records. Safe while workers run; it may be interrupted and repeated.
 
     Example: [cyan]distributed-state --archive postgresql://host/agents index[/]
     """
     if remove:
         if not yes:
-            typer.confirm("Remove the index? The data that it covers stays in the archive.", abort=True, err=True)
+            typer.confirm("Remove the index? The records stay in the archive.", abort=True, err=True)
         with open_store(context, search=False, archiver=False) as store:
-            typer.echo("removed" if store.admin.remove_index() else "there is none")
+            typer.echo("the index is removed" if store.admin.remove_index() else "there is no index")
         return
     with open_store(context, **given_search(how)) as store, err.status("looking") as status:
 
         def show(so_far: distributed_state.results.Indexed) -> None:
-            status.update(f"{so_far.behind} of {so_far.records} records left")
+            status.update(f"{so_far.behind} of {so_far.records} records are still to be indexed")
 
         done = store.admin.update_index(progress=show)
-    typer.echo(f"the index has all of {done.records} records")
+    typer.echo(f"all {done.records} records are indexed")
 
 
-token = group("token", "Make, list and revoke the tokens by which callers of `serve --tokens` are known.")
+token = group("token", "Create, list and revoke the tokens with which clients of `serve --tokens` sign in.")
 
 
 @contextmanager
@@ -277,7 +292,9 @@ def _tokens(context: typer.Context) -> Iterator[Any]:
     settings = resolve(**context.obj)
     archive = settings.archive or EMBEDDED_ARCHIVE
     if archive == "memory":
-        raise ConfigurationError("archive: tokens in memory would be gone with this command; name a database")
+        raise ConfigurationError(
+            "archive: tokens in memory would be lost when this command ends; name a database with --archive"
+        )
     cold = ColdStore.open(archive, settings.namespace, migrate=settings.migrate, timeout=settings.sql_timeout)
     try:
         yield cold.access_tokens
@@ -289,17 +306,18 @@ def _tokens(context: typer.Context) -> Iterator[Any]:
 def create(
     context: typer.Context,
     tenant: Annotated[
-        str | None, typer.Option(help="Whose ids it may name: all that begin so, as acme:", show_default=False)
+        str | None, typer.Option(help="Allow only ids that begin with this prefix, such as acme:", show_default=False)
     ] = None,
-    all_tenants: Annotated[bool, typer.Option("--all-tenants", help="It may name every id.")] = False,
-    rights: Annotated[str, typer.Option(help=f"Some of {', '.join(RIGHTS)}.")] = "read,write",
-    actor: Annotated[str, typer.Option(help="Whom the history names as the actor; without, the id of the token.")] = "",
-    expires: Annotated[str, typer.Option(help="How long it is valid, as 12h or 30d, or never.")] = "90d",
+    all_tenants: Annotated[bool, typer.Option("--all-tenants", help="Allow all ids.")] = False,
+    rights: Annotated[str, typer.Option(help=f"Any of {', '.join(RIGHTS)}, separated by commas.")] = "read,write",
+    actor: Annotated[str, typer.Option(help="Actor shown in the history; by default the id of the token.")] = "",
+    expires: Annotated[str, typer.Option(help="Time until the token expires, such as 12h or 30d, or 'never'.")] = "90d",
     into: Annotated[
-        Path | None, typer.Option(help="A file for it; one that holds such a token already is left as it is.")
+        Path | None,
+        typer.Option(help="File to write the token to. If it holds a valid token with the same options, it is kept."),
     ] = None,
 ) -> None:
-    """Make a token and print it: this once, as SQL keeps its digest alone.
+    """Create a token and print it. It is shown only now, because SQL stores only its digest.
 
     Example: [cyan]distributed-state token create --tenant acme: --rights read,write,events --expires 30d --actor web[/]
     """
@@ -307,16 +325,16 @@ def create(
     from distributed_state.values import access_tokens
 
     if (tenant is None) != all_tenants:
-        raise InvalidValue("say --tenant, or --all-tenants for a token that may name every id")
+        raise InvalidValue("give --tenant, or --all-tenants for a token that allows all ids")
     chosen = {each.strip() for each in rights.split(",")}
     if not chosen <= set(RIGHTS):
-        raise InvalidValue(f"--rights are some of {', '.join(RIGHTS)}, not {', '.join(sorted(chosen - set(RIGHTS)))}")
+        raise InvalidValue(f"--rights takes any of {', '.join(RIGHTS)}, not {', '.join(sorted(chosen - set(RIGHTS)))}")
     seconds = None if expires == "never" else span("--expires", expires)
     noted(actor)
     prefix = "" if tenant is None else access_tokens.prefix_of(tenant)
     with _tokens(context) as tokens:
         if into is not None and _is_such(tokens, into, prefix, chosen, actor):
-            err.print(f"{into} holds such a token already", markup=False, highlight=False)
+            err.print(f"{into} already holds a valid token with these options", markup=False, highlight=False)
             return
         id, text = access_tokens.make()
         tokens.add(id, access_tokens.digest(text), prefix=prefix, rights=chosen, actor=actor, seconds=seconds)
@@ -324,7 +342,7 @@ def create(
         sys.stdout.write(f"{text}\n")
     else:
         _write(into, text)
-        err.print(f"token {id} is in {into}", markup=False, highlight=False)
+        err.print(f"token {id} is written to {into}", markup=False, highlight=False)
 
 
 @token.command("list")
@@ -358,9 +376,11 @@ def list_(
 def revoke(
     context: typer.Context,
     id: Annotated[str, typer.Argument(help="Id of the token.", show_default=False)],
-    alone: Annotated[bool, typer.Option("--alone", help="Leave those that were made with it valid.")] = False,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Revoke only this token, not the tokens created with it.")
+    ] = False,
 ) -> None:
-    """Refuse a token from now on, and those that were made with it. Services do so within 5 seconds.
+    """Revoke a token and all tokens created with it. Services refuse them within 5 seconds.
 
     Example: [cyan]distributed-state token revoke 0123456789abcdef[/]
     """
@@ -410,16 +430,16 @@ def export(
     id: Annotated[str | None, typer.Argument(help="Id of the record.", show_default=False)] = None,
     output: Annotated[Path | None, typer.Option(help="File to write; by default stdout.")] = None,
     scope: Scope = "session",
-    all: Annotated[bool, typer.Option("--all", help="All records of all scopes, but deleted ones.")] = False,
+    all: Annotated[bool, typer.Option("--all", help="All records of all scopes, except deleted ones.")] = False,
 ) -> None:
-    """Write a record, or all, with their whole history as JSON lines.
+    """Write a record, or all records, with the whole history, as JSON lines.
 
     Example: [cyan]distributed-state export user-123 --output user-123.jsonl[/]
     """
     from distributed_state.settings import private_opener
 
     if (id is None) != all:
-        raise typer.BadParameter("give the id of a record, or --all")
+        raise typer.BadParameter("give either the id of a record or --all")
     with ExitStack() as stack:
         store = stack.enter_context(open_existing(context))
         if id is not None:
@@ -482,10 +502,12 @@ def _listed(
 def import_(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="File that `export` wrote; - is stdin.", show_default=False)],
-    id: Annotated[str | None, typer.Option(help="Import under another id; the file has one record.")] = None,
+    id: Annotated[
+        str | None, typer.Option(help="Import the record under this id; only for a file with a single record.")
+    ] = None,
     skip_existing: Annotated[
         bool,
-        typer.Option(help="Leave out records that are there, or were erased: to go on after an import that was ended."),
+        typer.Option(help="Skip records that exist or were erased, for example to resume an interrupted import."),
     ] = False,
 ) -> None:
     """Import exported records with their versions and history, and print their ids.
@@ -501,7 +523,7 @@ def import_(
         if id is not None:
             found = list(found)
             if len(found) > 1:
-                raise InvalidValue(f"{file}: has {len(found)} records; --id names one")
+                raise InvalidValue(f"{file}: has {len(found)} records, but --id needs a file with a single record")
         for first, record in found:
             try:
                 typer.echo(store.admin.import_(record, id=id))
@@ -512,11 +534,11 @@ def import_(
                 skipped += 1
             except StateError as error:
                 if first > 1:
-                    err.print(f"in the record that begins at line {first}, after {done} that were imported:")
+                    err.print(f"{done} records were imported; the record that begins at line {first} failed:")
                 raise error
-            status.update(f"{done} imported, {skipped} there already")
+            status.update(f"{done} imported, {skipped} skipped")
     if done + skipped > 1:
-        err.print(f"{done} imported, {skipped} there already")
+        err.print(f"{done} imported, {skipped} skipped")
 
 
 def _records(lines: Iterable[str], file: Path) -> Iterator[tuple[int, list[str]]]:
@@ -530,22 +552,24 @@ def _records(lines: Iterable[str], file: Path) -> Iterator[tuple[int, list[str]]
                 record, first = [], number
             record.append(line)
     except UnicodeDecodeError as error:
-        raise InvalidValue(f"{file}: is not text in UTF-8 ({error})") from error
+        raise InvalidValue(f"{file}: is not UTF-8 text ({error})") from error
     yield first, record
 
 
 _log = logging.getLogger(__name__)
 _HELP_OF_ADOPT = (
-    "Copy what LangGraph, OpenAI Agents, ADK or Agno keep elsewhere, compare, and go on where it was ended."
+    "Copy threads or sessions from the own store of LangGraph, OpenAI Agents, ADK or Agno, and verify the copies."
 )
 adopt = group("adopt", _HELP_OF_ADOPT)
 
-_SOURCE = "or module:NAME of your program, imported from the current folder: an object, or what makes it."
-_INTO = "Your program's store, as module:NAME, if not as the README shows: with a prefix, owners, a serde."
+_SOURCE = "or module:NAME of your program: the store object, or a function that makes it."
+_INTO = "The adapter that receives the copies, needed if yours has special options such as a prefix, owners or a serde."
 _NAME = re.compile(r"[\w.]+:[A-Za-z_]\w*")
 Into = Annotated[str | None, typer.Option(metavar="MODULE:NAME", help=_INTO)]
-Only = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only this thread; may be given several times.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Stop after copying this many.")]
+Only = Annotated[
+    list[str] | None, typer.Option(metavar="NAME", help="Copy only the one with this name; may be given several times.")
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="Stop after this many are copied.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only compare; change nothing.")]
 
 
@@ -558,10 +582,10 @@ def langgraph(
     limit: Limit = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Copy the threads of a saver: all checkpoints with their writes, metadata, parents and namespaces.
+    """Copy the threads of a LangGraph saver: all checkpoints with their writes, metadata, parents and namespaces.
 
-    Both are read back and compared. Run again, what is equal is passed over, what is half copied or went on in the
-    source is finished, and what went on here is named and left: then the exit code is 1.
+    Each copy is compared with its source. The command can be repeated: it skips equal threads and completes those
+    that are half copied or changed in the source. A thread that changed here is listed, not overwritten: exit code 1.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql://host/agents adopt langgraph
     postgresql://host/graphs[/]
@@ -574,7 +598,7 @@ def openai(
     context: typer.Context,
     source: Annotated[str, typer.Argument(help=f"sqlite:///file, postgresql://..., redis://..., {_SOURCE}")],
     ids: Annotated[
-        Path | None, typer.Option(help="Ids of sessions, one a line, for a source whose sessions cannot be listed.")
+        Path | None, typer.Option(help="File of session ids, one per line, for a source that cannot list its sessions.")
     ] = None,
     into: Into = None,
     only: Only = None,
@@ -583,8 +607,8 @@ def openai(
 ) -> None:
     """Copy the sessions of the OpenAI Agents SDK: all items in their order.
 
-    A function as SOURCE makes a session of its id. Run again, what is equal is passed over, what went on in the source
-    is finished, and what went on here is named and left: then the exit code is 1.
+    If SOURCE is a function, it takes an id and returns a session. The command can be repeated: it skips equal sessions
+    and completes those that changed in the source. A session that changed here is listed, not overwritten: exit code 1.
 
     Example: [cyan]distributed-state --url redis://host adopt openai redis://old-host[/]
     """
@@ -596,17 +620,19 @@ def openai(
 def adk(
     context: typer.Context,
     source: Annotated[str, typer.Argument(help=f"URL of a DatabaseSessionService, {_SOURCE}")],
-    app_: Annotated[list[str] | None, typer.Option("--app", help="Only this app; may be given several times.")] = None,
+    app_: Annotated[
+        list[str] | None, typer.Option("--app", help="Copy only this app; may be given several times.")
+    ] = None,
     into: Into = None,
     only: Only = None,
     limit: Limit = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Copy the sessions of Google ADK: events, state, and what users and apps share.
+    """Copy the sessions of Google ADK: events and state, and the shared state of users and apps.
 
-    Names are app/user/id of a session, app/user of what a user's sessions share, app of what all do. Run again, what is
-    equal is passed over, what went on in the source is finished, and what somebody changed here is named and left:
-    then the exit code is 1.
+    Names: app/user/id is a session, app/user the state of a user, app the state of an app. The command can be repeated:
+    it skips what is equal and completes what changed in the source. Whatever changed here is listed, not overwritten:
+    exit code 1.
 
     Example: [cyan]distributed-state --url redis://host adopt adk postgresql://host/sessions --app shop[/]
     """
@@ -624,8 +650,8 @@ def agno(
 ) -> None:
     """Copy the sessions, runs and user memories of Agno.
 
-    Names are session/id and memories/user. Run again, what is equal is passed over, what went on in the source is
-    finished, and what somebody changed here is named and left: then the exit code is 1.
+    Names: session/id is a session, memories/user the memories of a user. The command can be repeated: it skips what is
+    equal and completes what changed in the source. Whatever changed here is listed, not overwritten: exit code 1.
 
     Example: [cyan]distributed-state --url redis://host adopt agno sqlite:///agno.db[/]
     """
@@ -653,7 +679,7 @@ def _adopt(
         done = now
         seen = done.copied + done.there + len(done.differ) + len(done.failed)
         if sys.stderr.isatty():
-            status.update(f"{seen} of {done.listed}: {done.copied} copied, {done.there} there already")
+            status.update(f"{seen} of {done.listed}: {done.copied} copied, {done.there} already equal")
         elif seen % 100 == 0:
             err.print(f"{seen} of {done.listed}", highlight=False)
 
@@ -672,7 +698,7 @@ def _adopt(
         raise
     except Exception as error:  # the source may raise errors of any library
         _log.debug("the source", exc_info=True)
-        raise StateError(f"the source: {type(error).__name__}: {error}") from error
+        raise StateError(f"reading the source failed: {type(error).__name__}: {error}") from error
     finally:
         if done is not None:
             _report(done, "to copy" if dry_run else "copied")
@@ -691,8 +717,8 @@ def _report(done: Any, verb: str) -> None:
     for what, which in ("differs", done.differ), ("failed", done.failed):
         for name, why in which.items():
             err.print(f"{what}: {printable(name)}: {printable(why)}", style="red", markup=False, highlight=False)
-    counts = f"{done.copied} {verb}, {done.there} there already, {len(done.differ)} differ, {len(done.failed)} failed"
-    typer.echo(f"{done.listed} listed: {counts}")
+    counts = f"{done.copied} {verb}, {done.there} already equal, {len(done.differ)} differ, {len(done.failed)} failed"
+    typer.echo(f"{done.listed} found in the source: {counts}")
 
 
 def _loaded(part: str) -> Any:

@@ -51,11 +51,11 @@ def get(
     context: typer.Context,
     id: Id,
     key: Annotated[
-        str | None, typer.Argument(help="Name of a field; without it, all fields.", show_default=False)
+        str | None, typer.Argument(help="Name of a field; by default all fields.", show_default=False)
     ] = None,
     scope: Scope = "session",
 ) -> None:
-    """Print a record's fields as JSON, or one field; bytes are written as they are.
+    """Print all fields of a record, or one field, as JSON. A field that holds bytes is printed unchanged.
 
     Example: [cyan]distributed-state get user-123 preferences[/]
     """
@@ -69,14 +69,16 @@ def get(
     given = {name: value for name, value in fields.items() if isinstance(value, bytes)}
     if key in given:
         if sys.stdout.isatty():  # it may hold control sequences that a terminal would obey
-            raise InvalidValue(f"{key!r} holds {len(given[key])} bytes: send them to a file, as in: get ... > file")
+            raise InvalidValue(f"{key!r} holds {len(given[key])} bytes: redirect the output to a file: get ... > file")
         sys.stdout.buffer.write(given[key])
     elif key is not None:
         print_json(fields[key])
     else:
         print_json({name: value for name, value in fields.items() if name not in given})
         for name, data in given.items():
-            err.print(plain(f"left out: {name} holds {len(data)} bytes, written by: get {id} {name}"))
+            err.print(
+                plain(f"not shown: {name} holds {len(data)} bytes; to write them to a file: get {id} {name} > file")
+            )
 
 
 @app.command()
@@ -86,7 +88,7 @@ def history(
     scope: Scope = "session",
     last: Annotated[int, typer.Option(min=1, help="How many changes to show.")] = 50,
 ) -> None:
-    """List a record's changes: version, when, by whom, on which worker, under which lease, what; of a turn its time.
+    """List a record's changes, each with its version, time, actor, worker and lease token. Turns show their duration.
 
     Example: [cyan]distributed-state history user-123 --last 10[/]
     """
@@ -148,11 +150,11 @@ def _took(times: distributed_state.results.TurnTimes | None) -> list[str]:
 def branches(
     context: typer.Context,
     record: Annotated[
-        str | None, typer.Argument(help="Only of this record, as session/user-123.", show_default=False)
+        str | None, typer.Argument(help="Only branches of this record, such as session/user-123.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """List branches: commits that were acknowledged and that their records do not continue, after a failover.
+    """List branches: acknowledged commits that are not part of their records' history because of a failover.
 
     Example: [cyan]distributed-state branches session/user-123[/]
     """
@@ -170,7 +172,7 @@ def branches(
     if as_json:
         print_json_lines(asdict(each) | {"complete": each.complete} for each in found)
         return
-    table = Table("record", "branch", "behind", "commits", "missing", "first", "last", "by", "cause")
+    table = Table("record", "branch", "after version", "commits", "missing", "first", "last", "by", "cause")
     for each in found:
         lost = ", ".join(f"{first}-{last}" for first, last in each.missing)
         row = (f"{each.scope}/{each.record_id}", each.id, str(each.base), str(each.commits), lost)
@@ -183,24 +185,26 @@ def branches(
 def sessions(
     context: typer.Context,
     user: Annotated[str | None, typer.Option(help="Only sessions of this user.")] = None,
-    prefix: Annotated[str | None, typer.Option(help="Only those whose ids begin so, in order of their ids.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Only ids that begin with this; sorted by id.")] = None,
     tag: Annotated[
-        list[str] | None, typer.Option(help="Only those with this tag, as name=value; may be given several times.")
+        list[str] | None, typer.Option(help="Only those with this tag, written name=value; may be given several times.")
     ] = None,
-    phase: Annotated[str | None, typer.Option(help="Only those that are in this phase.")] = None,
-    changed_since: Annotated[str | None, typer.Option(help=f"Only those that changed since: {WHEN}.")] = None,
-    changed_before: Annotated[str | None, typer.Option(help="Only those that did not change since.")] = None,
+    phase: Annotated[str | None, typer.Option(help="Only those in this phase.")] = None,
+    changed_since: Annotated[str | None, typer.Option(help=f"Only those that changed after this time: {WHEN}.")] = None,
+    changed_before: Annotated[
+        str | None, typer.Option(help="Only those last changed before this time; same format.")
+    ] = None,
     larger_than: Annotated[
-        int | None, typer.Option(min=0, metavar="BYTES", help="Only those to which more was committed.")
+        int | None, typer.Option(min=0, metavar="BYTES", help="Only those to which more than this was committed.")
     ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Also what is not archived yet.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Include unarchived commits.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Rows per page.")] = 50,
     after: Annotated[
         str | None, typer.Option(help="Continue after this cursor, which the previous page printed.")
     ] = None,
     scope: Scope = "session",
 ) -> None:
-    """List sessions, the most recently archived change first, to the minute.
+    """List sessions, the last changed first. They are sorted by the minute of their last archived change.
 
     Example: [cyan]distributed-state sessions --user u1 --phase booking --changed-since 2h[/]
     """
@@ -217,7 +221,7 @@ def sessions(
         if not rows and not fresh and isinstance(store, distributed_state.StateStore):
             waiting = store.admin.stats()["unarchived"]
             if waiting:
-                text = f"{waiting:.0f} commits are not archived yet, and not listed: --fresh lists them too"
+                text = f"{waiting:.0f} commits are not archived yet and not listed; add --fresh to list them"
                 err.print(text, style="yellow", markup=False, highlight=False)
     table = Table("id", "user", "phase", "version", "bytes", "created", "updated", "")
     for row in rows:
@@ -242,15 +246,15 @@ def _tags(given: list[str]) -> dict[str, list[str]]:
 @app.command()
 def search(
     context: typer.Context,
-    query: Annotated[str, typer.Argument(help="Words that are all said there.", show_default=False)],
+    query: Annotated[str, typer.Argument(help="Words to find; a result contains all of them.", show_default=False)],
     scope: Annotated[str | None, typer.Option(help="Only records of this kind: session, user, app or task.")] = None,
-    prefix: Annotated[str, typer.Option(help="Only records whose ids begin so.")] = "",
+    prefix: Annotated[str, typer.Option(help="Only records whose ids begin with this.")] = "",
     user: Annotated[str | None, typer.Option(help="Only records of this user.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many to show.")] = 10,
-    json_: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many results to show.")] = 10,
+    json_: Annotated[bool, typer.Option("--json", help="Print the results as one JSON array.")] = False,
     how: How = None,
 ) -> None:
-    """Find what messages, fields and items say, the most relevant first.
+    """Search the text of messages, fields and items, and print the most relevant results first.
 
     Example: [cyan]distributed-state search "weekend Oslo" --user u1[/]
     """
@@ -274,10 +278,14 @@ def audit(
     type_: Annotated[
         str | None, typer.Option("--type", help="Type of event, such as conversation.deleted or conversation.*")
     ] = None,
-    since: Annotated[str | None, typer.Option(help=f"Events from then on: {WHEN}.")] = None,
-    until: Annotated[str | None, typer.Option(help="Events before then.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many events; without --after, the newest.")] = 100,
-    after: Annotated[str | None, typer.Option(help="Continue after this cursor, or start from the 'oldest'.")] = None,
+    since: Annotated[str | None, typer.Option(help=f"Only events from this time on: {WHEN}.")] = None,
+    until: Annotated[str | None, typer.Option(help="Only events before this time; same format.")] = None,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, help="How many events; the newest unless --after is given.")
+    ] = 100,
+    after: Annotated[
+        str | None, typer.Option(help="Continue after this cursor, or 'oldest' to start with the oldest event.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one CloudEvent per line.")] = False,
 ) -> None:
     """List events of all replicas from the archive, newest last.
@@ -311,7 +319,7 @@ def set_(
     context: typer.Context,
     id: Id,
     key: Annotated[str, typer.Argument(help="Name of the field.", show_default=False)],
-    value: Annotated[str, typer.Argument(help="Its value as JSON; text needs quotes.", show_default=False)],
+    value: Annotated[str, typer.Argument(help="Value of the field as JSON; text needs quotes.", show_default=False)],
     scope: Scope = "session",
 ) -> None:
     """Set one field and print the record's new version.
@@ -332,11 +340,13 @@ def fork(
     context: typer.Context,
     id: Id,
     new_id: Annotated[str, typer.Argument(help="Id of the new record.", show_default=False)],
-    version: Annotated[int | None, typer.Option(help="Fork the state at this version; by default the present.")] = None,
+    version: Annotated[
+        int | None, typer.Option(help="Fork the state at this version; by default the present state.")
+    ] = None,
     branch: Annotated[str | None, typer.Option(help="Fork the state of this branch; see `branches`.")] = None,
     scope: Scope = "session",
 ) -> None:
-    """Start another record from a record's state, and print its version. Messages are shared.
+    """Create a new record from the state of an existing one, and print its version. Both share earlier messages.
 
     Example: [cyan]distributed-state fork user-123 user-123-lost --branch 3-9f2c01ab[/]
     """
@@ -346,7 +356,7 @@ def fork(
 
 @app.command()
 def delete(context: typer.Context, id: Id, scope: Scope = "session") -> None:
-    """Delete a record. Its history stays until it is purged or erased, or its user is forgotten.
+    """Delete a record. Its history stays until `purge`, `erase` or `forget` removes it.
 
     Example: [cyan]distributed-state delete user-123[/]
     """
@@ -362,7 +372,7 @@ def erase(
     scope: Scope = "session",
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
-    """Remove a record with its messages, history and events. Its forks stay. This cannot be undone.
+    """Remove a record with its messages, history and events. Forks of it stay. This cannot be undone.
 
     Example: [cyan]distributed-state erase user-123[/]
     """
@@ -393,7 +403,9 @@ def forget(
 @app.command("reload-config")
 def reload_config(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="A YAML file, or JSON if its name ends so.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="A YAML file, or a JSON file if its name ends in .json.", show_default=False)
+    ],
     agent: Annotated[str, typer.Option(help="Only for the agent with this name.")] = "",
 ) -> None:
     """Replace the config of the running agents, on every replica, without a restart.
@@ -407,15 +419,17 @@ def reload_config(
 
 send = group("send", "Publish an event to every replica: an action of a user, or an event of your own.")
 Conversation = Annotated[str, typer.Argument(help="Id of the conversation.", show_default=False)]
-Client = Annotated[str, typer.Option(help="Name of the client: the window or program that the user works in.")]
+Client = Annotated[str, typer.Option(help="Name of the client, that is the user's window or program.")]
 
 
 @send.command("new-conversation")
 def new_conversation(
     context: typer.Context,
     id: Conversation,
-    clear: Annotated[bool, typer.Option("--clear", help="Clear an existing one: no fields, no messages.")] = False,
-    user: Annotated[str | None, typer.Option(help="Whose conversation it is.")] = None,
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Clear an existing conversation: remove its fields and messages.")
+    ] = False,
+    user: Annotated[str | None, typer.Option(help="Id of the user who owns the conversation.")] = None,
 ) -> None:
     """Create a conversation, or clear one.
 
@@ -461,12 +475,12 @@ def activate(
     context: typer.Context,
     agent: Annotated[str, typer.Argument(help="Name of the agent to activate.", show_default=False)],
     previous: Annotated[
-        str | None, typer.Option(help="Name of the previous agent; by default the one that this client activated last.")
+        str | None, typer.Option(help="Name of the previous agent; by default the last one that this client activated.")
     ] = None,
     conversation: Annotated[str, typer.Option(help="Id of the client's conversation.")] = "",
     client: Client = "",
 ) -> None:
-    """Activate an agent for a client. The agent that it had before is deactivated.
+    """Activate an agent for a client. The client's previous agent is deactivated.
 
     Example: [cyan]distributed-state send activate notes --client web[/]
     """
@@ -507,7 +521,7 @@ def event(
     except ValueError as error:
         raise InvalidValue(f"--data {data!r:.80} is not JSON ({error})") from error
     if not isinstance(decoded, dict):
-        raise InvalidValue(f"--data is a JSON object, not {data!r:.80}")
+        raise InvalidValue(f"--data must be a JSON object, not {data!r:.80}")
     with open_store(context) as store:
         _print_event(store.emit(type_, decoded, subject=subject))
 

@@ -46,7 +46,7 @@ def archiver(
         typer.Option(envvar="DISTRIBUTED_STATE_METRICS_PORT", min=0, max=65535, help="Port for Prometheus metrics."),
     ] = None,
 ) -> None:
-    """Archive commits from Redis to SQL until SIGTERM or Ctrl-C. Several archivers share the partitions.
+    """Archive commits from Redis to SQL until SIGTERM or Ctrl-C. Several archivers divide the partitions among them.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents archiver[/]
     """
@@ -72,7 +72,7 @@ def replay(
     workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 4,
     kill: Annotated[int, typer.Option(min=0, help="How many workers to kill in the middle of a turn.")] = 0,
     in_process: Annotated[
-        bool, typer.Option("--in-process", help="Use threads and the embedded store; no server.")
+        bool, typer.Option("--in-process", help="Use threads and the embedded store instead of servers.")
     ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="How many times to replay the file.")] = 1,
     seed: Annotated[int | None, typer.Option(help="Seed of the random choice of workers to kill.")] = None,
@@ -80,7 +80,7 @@ def replay(
     archive: Annotated[str | None, typer.Option(help="SQL database to use; by default a SQLite file.")] = None,
     namespace: Annotated[str | None, typer.Option(help="Namespace to use; by default a new one.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Keep logs and databases in this folder.")] = None,
-    report: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
+    report: Annotated[Path | None, typer.Option("--json", help="Write the results as JSON to this file.")] = None,
 ) -> None:
     """Replay recorded conversations on several workers, kill some, and verify that nothing acknowledged was lost.
 
@@ -120,15 +120,15 @@ def replay(
 def opperator(
     context: typer.Context,
     agent: Annotated[str, typer.Argument(help="The agent's class, as module:NAME; imported from the current folder.")],
-    client: Annotated[str, typer.Option(help="The client named in events; by default user and host.")] = "",
+    client: Annotated[str, typer.Option(help="Name of the client in events; by default user and host.")] = "",
     config: Annotated[
-        Path | None, typer.Option(help="The agent's config, YAML or JSON; SIGHUP reads it again.")
+        Path | None, typer.Option(help="The agent's config file, YAML or JSON; SIGHUP reloads it.")
     ] = None,
 ) -> None:
-    """Run an agent under an Opperator daemon, which it talks to in JSON lines on stdin and stdout.
+    """Run an agent under an Opperator daemon. They exchange JSON lines on stdin and stdout.
 
-    What the daemon reports about conversations is published to the whole fleet, and the agent shares its state with
-    every other replica. Ends at the end of stdin, or with SIGTERM.
+    Conversation events from the daemon are published to all replicas, and the agent shares its state with them. The
+    command ends at the end of stdin or on SIGTERM.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents opperator
     my_agent:NoteAgent[/]
@@ -158,10 +158,10 @@ def _progress(store: distributed_state.StateStore) -> str:
         # An archiver continues while its servers restart.
         return f"waiting: {error}"
     archived = stats["archived"]
-    return f"{archived} commit{'s' * (archived != 1)} archived here, {stats['unarchived']} waiting"
+    return f"{archived} commit{'s' * (archived != 1)} archived by this process, {stats['unarchived']} unarchived"
 
 
-_HELP_OF_DEMO = "Watch it work: real servers and processes, in this terminal, verified at the end."
+_HELP_OF_DEMO = "Demonstrations in this terminal, with real servers and processes; each verifies its results."
 demo = group("demo", _HELP_OF_DEMO)
 
 
@@ -183,9 +183,9 @@ def lifecycle(
 ) -> None:
     """Run three replicas that create, switch, clear and delete conversations, and kill one of them meanwhile.
 
-    Each replica is a process that runs the same agent. An action on one runs the hooks of all; the one that was killed
-    comes back and receives the events that it missed. At the end the events that each received are compared with the
-    stream and with SQL. Takes less than half a minute; exit code 1 if anything differs.
+    Each replica is a process that runs the same agent. An action on one replica runs the hooks of all. The killed
+    replica restarts and receives the events that it missed. At the end, the events that each replica received are
+    compared with the stream and with SQL. This takes less than 30 seconds. Exit code 1 if anything differs.
 
     Example: [cyan]distributed-state demo lifecycle[/]
     """
@@ -229,7 +229,9 @@ def serve(
     host: Annotated[str, _option("HOST", "Address to listen on; 0.0.0.0 is every interface.")] = "127.0.0.1",
     port: Annotated[int, _option("PORT", "Port to listen on; 0 is any that is free.", min=0, max=65535)] = 8080,
     wait: Annotated[float, _option("WAIT", "Seconds to wait for Redis and SQL at startup.", min=0)] = 60.0,
-    drain: Annotated[float, _option("DRAIN", "Seconds that running requests get at shutdown.", min=0)] = 15.0,
+    drain: Annotated[
+        float, _option("DRAIN", "Seconds that running requests have to finish at shutdown.", min=0)
+    ] = 15.0,
     notice: Annotated[
         float,
         _option("NOTICE", "Seconds at shutdown during which /readyz fails before connections are refused.", min=0),
@@ -239,96 +241,129 @@ def serve(
         float, _option("BUSY", "Seconds that a turn waits for another turn of its conversation.", min=0)
     ] = 10.0,
     head_seconds: Annotated[
-        float, _option("HEAD_SECONDS", "Seconds within which the head of a request has to arrive.", min=0.1)
+        float, _option("HEAD_SECONDS", "Seconds within which the headers of a request must arrive.", min=0.1)
     ] = 10.0,
     body_seconds: Annotated[
-        float, _option("BODY_SECONDS", "Seconds within which a body has to arrive, and more by --min-rate.", min=0.1)
+        float,
+        _option(
+            "BODY_SECONDS", "Seconds within which a body must arrive; 1 more per --min-rate bytes received.", min=0.1
+        ),
     ] = 10.0,
     read_seconds: Annotated[
-        float, _option("READ_SECONDS", "Seconds in which a client has to read its answer, likewise.", min=0.1)
+        float,
+        _option(
+            "READ_SECONDS",
+            "Seconds within which a client must read its answer; 1 more per --min-rate bytes read.",
+            min=0.1,
+        ),
     ] = 10.0,
-    min_rate: Annotated[int, _option("MIN_RATE", "Bytes a second that a client sends and reads at least.", min=1)] = 16
-    * 1024,
-    idle: Annotated[int, _option("IDLE", "Seconds that a connection is kept between requests.", min=1)] = 75,
+    min_rate: Annotated[
+        int, _option("MIN_RATE", "Minimum rate in bytes per second at which a client must send and read.", min=1)
+    ] = 16 * 1024,
+    idle: Annotated[int, _option("IDLE", "Seconds that an idle connection is kept open between requests.", min=1)] = 75,
     max_connections: Annotated[
-        int, _option("MAX_CONNECTIONS", "Connections at once; fewer if descriptors are lacking.", min=1)
+        int,
+        _option("MAX_CONNECTIONS", "Concurrent connections; fewer if the process has too few file descriptors.", min=1),
     ] = 4096,
     max_per_address: Annotated[
-        int, _option("MAX_PER_ADDRESS", "Connections of one client's address; 0: any number.", min=0)
+        int, _option("MAX_PER_ADDRESS", "Concurrent connections per client address; 0: no limit.", min=0)
     ] = 0,
     max_in_flight: Annotated[
-        int, _option("MAX_IN_FLIGHT", "Bytes of all bodies, answers and unsent events together.", min=1)
+        int, _option("MAX_IN_FLIGHT", "Total bytes of bodies, answers and unsent events held in memory.", min=1)
     ] = 64 * 2**20,
     max_body: Annotated[int, _option("MAX_BODY", "Largest request body in bytes.", min=1)] = 2**20,
-    max_depth: Annotated[int, _option("MAX_DEPTH", "How deep the JSON of a body is nested at most.", min=1)] = 64,
-    max_values: Annotated[int, _option("MAX_VALUES", "Most values in a body, nested ones too.", min=1)] = 50_000,
-    max_fields: Annotated[int, _option("MAX_FIELDS", "Most fields that a request sets.", min=1)] = 5_000,
-    max_messages: Annotated[int, _option("MAX_MESSAGES", "Most messages that a request appends.", min=1)] = 1_000,
+    max_depth: Annotated[int, _option("MAX_DEPTH", "Maximum nesting depth of a body's JSON.", min=1)] = 64,
+    max_values: Annotated[
+        int, _option("MAX_VALUES", "Maximum number of JSON values in a body, including nested ones.", min=1)
+    ] = 50_000,
+    max_fields: Annotated[int, _option("MAX_FIELDS", "Maximum number of fields that a request sets.", min=1)] = 5_000,
+    max_messages: Annotated[
+        int, _option("MAX_MESSAGES", "Maximum number of messages that a request appends.", min=1)
+    ] = 1_000,
     max_answer: Annotated[int, _option("MAX_ANSWER", "Largest answer in bytes.", min=1)] = 16 * 2**20,
-    max_requests: Annotated[int, _option("MAX_REQUESTS", "Concurrent requests; more are answered 429.", min=1)] = 512,
+    max_requests: Annotated[
+        int, _option("MAX_REQUESTS", "Concurrent requests; further ones are answered 429.", min=1)
+    ] = 512,
     tenant_requests: Annotated[
-        float, _option("TENANT_REQUESTS", "Requests a second of one tenant, in this worker; 0: any number.", min=0)
+        float, _option("TENANT_REQUESTS", "Requests per second of one tenant in this process; 0: no limit.", min=0)
     ] = 0.0,
     tenant_bytes: Annotated[
-        float, _option("TENANT_BYTES", "Bytes a second of its bodies and answers; 0: any number.", min=0)
+        float,
+        _option(
+            "TENANT_BYTES", "Bytes per second of one tenant's bodies and answers in this process; 0: no limit.", min=0
+        ),
     ] = 0.0,
     tenant_metrics: Annotated[
-        int, _option("TENANT_METRICS", "Tenants that have metrics of their own; all others together are one.", min=0)
+        int, _option("TENANT_METRICS", "Number of tenants with separate metrics; all others are added up.", min=0)
     ] = 0,
     tenant_conversations: Annotated[
-        int, _option("TENANT_CONVERSATIONS", "Conversations of one tenant, about; 0: any number.", min=0)
+        int, _option("TENANT_CONVERSATIONS", "Approximate maximum of conversations per tenant; 0: no limit.", min=0)
     ] = 0,
-    tenant_tasks: Annotated[int, _option("TENANT_TASKS", "Tasks of one tenant, likewise.", min=0)] = 0,
-    tenant_users: Annotated[int, _option("TENANT_USERS", "Users of one tenant, likewise.", min=0)] = 0,
-    tenant_items: Annotated[int, _option("TENANT_ITEMS", "Items of all its records, likewise.", min=0)] = 0,
+    tenant_tasks: Annotated[
+        int, _option("TENANT_TASKS", "Approximate maximum of tasks per tenant; 0: no limit.", min=0)
+    ] = 0,
+    tenant_users: Annotated[
+        int, _option("TENANT_USERS", "Approximate maximum of users per tenant; 0: no limit.", min=0)
+    ] = 0,
+    tenant_items: Annotated[
+        int, _option("TENANT_ITEMS", "Approximate maximum of items in all records of a tenant; 0: no limit.", min=0)
+    ] = 0,
     max_streams: Annotated[
-        int, _option("MAX_STREAMS", "Concurrent event streams; more are answered 429.", min=0)
+        int, _option("MAX_STREAMS", "Concurrent event streams; further ones are answered 429.", min=0)
     ] = 512,
     heartbeat: Annotated[
         float, _option("HEARTBEAT", "Seconds between heartbeats on a silent event stream.", min=0.1)
     ] = 15.0,
     slow: Annotated[
-        float, _option("SLOW", "Seconds after which an event stream whose client reads nothing is closed.", min=0.1)
+        float, _option("SLOW", "Seconds after which an event stream is closed if its client reads nothing.", min=0.1)
     ] = 10.0,
     cors_origin: Annotated[
         list[str] | None,
         _option(
-            "CORS_ORIGIN", "Web pages whose scripts may call it, as https://app.example.com; several by repeating."
+            "CORS_ORIGIN",
+            "Origin whose scripts may call the service, such as https://app.example.com; may be given several times.",
         ),
     ] = None,
-    ops_host: Annotated[str, _option("OPS_HOST", "Address of --ops-port.")] = "127.0.0.1",
+    ops_host: Annotated[str, _option("OPS_HOST", "Address to listen on with --ops-port.")] = "127.0.0.1",
     ops_port: Annotated[
         int | None,
-        _option("OPS_PORT", "Port for health and metrics only, which --port then no longer serves.", min=0, max=65535),
+        _option("OPS_PORT", "Separate port for health and metrics; --port then does not serve them.", min=0, max=65535),
     ] = None,
-    tokens: Annotated[bool, _auth("TOKENS", "Bearer tokens that `token create` made.")] = False,
-    jwt_issuer: Annotated[str, _auth("JWT_ISSUER", "JWTs of this issuer (their claim iss).")] = "",
-    jwt_audience: Annotated[str, _auth("JWT_AUDIENCE", "And for this audience (aud).")] = "",
+    tokens: Annotated[bool, _auth("TOKENS", "Accept bearer tokens made by `token create`.")] = False,
+    jwt_issuer: Annotated[str, _auth("JWT_ISSUER", "Accept JWTs of this issuer (claim iss).")] = "",
+    jwt_audience: Annotated[str, _auth("JWT_AUDIENCE", "Audience that the JWTs must have (claim aud).")] = "",
     jwt_keys: Annotated[str, _auth("JWT_KEYS", "URL of the issuer's JSON Web Key Set.")] = "",
-    jwt_tenant: Annotated[str, _auth("JWT_TENANT", "Claim with the tenant.")] = "tenant",
-    jwt_rights: Annotated[str, _auth("JWT_RIGHTS", "Claim with the rights.")] = "scope",
-    jwt_actor: Annotated[str, _auth("JWT_ACTOR", "Claim with who acts, for the history.")] = "sub",
+    jwt_tenant: Annotated[str, _auth("JWT_TENANT", "JWT claim that holds the tenant.")] = "tenant",
+    jwt_rights: Annotated[str, _auth("JWT_RIGHTS", "JWT claim that holds the rights.")] = "scope",
+    jwt_actor: Annotated[str, _auth("JWT_ACTOR", "JWT claim that holds the actor, shown in the history.")] = "sub",
     jwt_algorithms: Annotated[
-        str, _auth("JWT_ALGORITHMS", "Algorithms, with commas between; of key pairs only.")
+        str, _auth("JWT_ALGORITHMS", "Accepted signature algorithms, separated by commas; only asymmetric ones.")
     ] = "RS256,PS256,ES256,EdDSA",
     trust_proxy: Annotated[
         str,
-        _auth("TRUST_PROXY", "Addresses or networks, with commas between, whose X-Tenant, X-Rights, X-Actor count."),
+        _auth(
+            "TRUST_PROXY",
+            "Comma-separated addresses or networks of proxies whose X-Tenant, X-Rights and X-Actor are trusted.",
+        ),
     ] = "",
-    allow_host: Annotated[str, _auth("ALLOW_HOST", "Names by which it may be called, with commas between.")] = "",
-    insecure: Annotated[bool, _auth("INSECURE", "Serve everybody who reaches it; with no other of these.")] = False,
-    access_log: Annotated[bool, _option("ACCESS_LOG", "Log each request as a line of JSON on stdout.")] = False,
+    allow_host: Annotated[
+        str, _auth("ALLOW_HOST", "Host names that requests may use for this service, separated by commas.")
+    ] = "",
+    insecure: Annotated[
+        bool, _auth("INSECURE", "Accept all requests without authentication; excludes the other options here.")
+    ] = False,
+    access_log: Annotated[bool, _option("ACCESS_LOG", "Log each request as one line of JSON on stdout.")] = False,
     mcp: Annotated[
-        bool, _option("MCP", "Speak the Model Context Protocol at /v1/mcp; needs the extra \\[mcp].")
+        bool, _option("MCP", "Serve the Model Context Protocol at /v1/mcp; needs the extra \\[mcp].")
     ] = False,
     inspect: Annotated[
-        bool, _option("INSPECT", "Serve the inspector at /inspect: pages to look at the store and to steer it.")
+        bool, _option("INSPECT", "Serve the inspector at /inspect: web pages that show and change the store.")
     ] = True,
 ) -> None:
     """Serve conversations over HTTP, until SIGTERM or Ctrl-C; needs `pip install 'distributed-state\\[serve]'`.
 
-    One process serves one store; run several behind a load balancer. Without one of the options
-    that say who may call, it serves this machine only.
+    One process serves one store; run several processes with a load balancer. Without an authentication option, only
+    this machine can connect.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents serve --tokens[/]
     """
@@ -398,8 +433,8 @@ def inspect(
 ) -> None:
     r"""Look at a store in a browser, on this machine, until Ctrl-C; needs `pip install 'distributed-state\[serve]'`.
 
-    The printed link opens the pages once, for the first browser that uses it, and then only for that browser. A change
-    must be confirmed.
+    The printed one-time link signs in the first browser that opens it; no other browser has access. Each change must be
+    confirmed.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents inspect[/]
     """

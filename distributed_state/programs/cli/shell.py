@@ -47,7 +47,7 @@ class _Commands(TyperGroup):
             # click's NoSuchOption; recent releases of typer have their own copy of it
             name = getattr(error, "option_name", None)
             if type(error).__name__ == "NoSuchOption" and any(name in each.opts for each in self.params):
-                error.message += f"; it stands before the command: distributed-state {name} ..."  # type: ignore[attr-defined]
+                error.message += f"; write it before the command: distributed-state {name} ..."  # type: ignore[attr-defined]
             raise
 
 
@@ -75,15 +75,15 @@ for _console in (out, err):
     if not _console.is_terminal and "COLUMNS" not in os.environ:
         _console.width = _WIDE  # rich would assume 80, too narrow for the tables of commands in a container
 
-_URL = "Redis or Valkey; by default the embedded store of the current folder."
-_ARCHIVE = "SQL database, such as postgresql+psycopg://... or sqlite:///..."
-_NAMESPACE = "Namespace of the store, if several share the servers."
+_URL = "URL of Redis or Valkey; by default the embedded store in the current folder."
+_ARCHIVE = "URL of the SQL database, such as postgresql+psycopg://... or sqlite:///..."
+_NAMESPACE = "Namespace of the store, if several stores share the servers."
 Url = Annotated[str | None, typer.Option(envvar="DISTRIBUTED_STATE_URL", help=_URL)]
 Archive = Annotated[str | None, typer.Option(envvar="DISTRIBUTED_STATE_ARCHIVE", help=_ARCHIVE)]
 Namespace = Annotated[str | None, typer.Option(envvar="DISTRIBUTED_STATE_NAMESPACE", help=_NAMESPACE)]
 Id = Annotated[str, typer.Argument(help="Id of the record.", show_default=False)]
 Scope = Annotated[str, typer.Option(help="Kind of record: session, user, app or task.")]
-_HOW = "How it is searched: a Search of your program, as shop.settings:search. By default as the index was made."
+_HOW = "A Search object of your program, such as shop.settings:search; by default the settings stored with the index."
 How = Annotated[str | None, typer.Option("--search", metavar="MODULE:NAME", help=_HOW)]
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
@@ -106,7 +106,8 @@ def options(
     archive: Archive = None,
     namespace: Namespace = None,
     log_level: Annotated[
-        str, typer.Option(envvar="DISTRIBUTED_STATE_LOG_LEVEL", help="debug, info, warning, error or critical.")
+        str,
+        typer.Option(envvar="DISTRIBUTED_STATE_LOG_LEVEL", help="Log level: debug, info, warning, error or critical."),
     ] = "warning",
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
@@ -165,7 +166,9 @@ def require_existing(context: typer.Context) -> None:
 
         file = sqlite_file(parse_url(context.obj["archive"] or EMBEDDED_ARCHIVE))
         if file and not Path(file).exists():
-            raise NotFound(f"there is no store in {file}: --url and --archive name another one; `set` begins one here")
+            raise NotFound(
+                f"there is no store in {file}: name another one with --url and --archive, or create one here with `set`"
+            )
     elif not url.lower().startswith(("http://", "https://")):
         _require_namespace(context)
 
@@ -173,7 +176,7 @@ def require_existing(context: typer.Context) -> None:
 @contextmanager
 def open_to_list(context: typer.Context, **settings: Any) -> Iterator[Any]:
     """Open a store to list from. While Redis is unavailable, open only the archive and print what is missing."""
-    missing = "what is not archived yet is missing here"
+    missing = "unarchived commits are not listed"
     with _opened_or_archive(context, open_existing(context, **settings), missing) as store:
         yield store
 
@@ -181,7 +184,7 @@ def open_to_list(context: typer.Context, **settings: Any) -> Iterator[Any]:
 @contextmanager
 def open_to_tidy(context: typer.Context) -> Iterator[Any]:
     """Open a store to clean up its archive. While Redis is unavailable, open only the archive and say so."""
-    with _opened_or_archive(context, open_store(context), "what is not archived yet stays as it is") as store:
+    with _opened_or_archive(context, open_store(context), "unarchived commits are left unchanged") as store:
         yield store
 
 
@@ -197,7 +200,7 @@ def _opened_or_archive(context: typer.Context, opening: AbstractContextManager[A
             if settings.archive in (None, "memory"):
                 raise
             store = stack.enter_context(archive_alone(settings, error))
-            err.print(f"{said}, as Redis is away: {error}", style="yellow", markup=False, highlight=False)
+            err.print(f"{said}, because Redis is unavailable: {error}", style="yellow", markup=False, highlight=False)
         yield store
 
 
@@ -216,7 +219,7 @@ def _require_namespace(context: typer.Context) -> None:
         return
     if not there:
         place = display_name(parse_url(archive))
-        raise NotFound(f"there is no namespace {settings.namespace!r} in {place}: the first worker or write begins one")
+        raise NotFound(f"there is no namespace {settings.namespace!r} in {place}: the first worker or write creates it")
 
 
 def record_of(store: distributed_state.StateStore, scope: str, id: str) -> distributed_state.Record:
@@ -235,7 +238,7 @@ def print_json_lines(values: Iterable[Any]) -> None:
 
 def say_more(cursor: str) -> None:
     """Say that there may be more rows, and how to continue."""
-    err.print(f"more may follow: --after {cursor}", markup=False, highlight=False)
+    err.print(f"there may be more rows: continue with --after {cursor}", markup=False, highlight=False)
 
 
 def print_json(value: Any) -> None:
@@ -262,7 +265,7 @@ def span(option: str, text: str) -> float:
     """The length of time that an option names, in seconds."""
     if found := _AGO.fullmatch(text):
         return float(found[1]) * _SECONDS[found[2]]
-    raise InvalidValue(f"{option} is a number and a unit, as in 30m, 12h or 7d, not {text!r:.80}")
+    raise InvalidValue(f"{option} is a number and a unit, such as 30m, 12h or 7d, not {text!r:.80}")
 
 
 def ago(seconds: float) -> str:

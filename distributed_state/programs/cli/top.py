@@ -68,14 +68,16 @@ class Watched:
         head.append(time.strftime("%H:%M:%S"), style="dim")
         parts: list[RenderableType] = [head]
         if away:
-            parts.append(Text(f"Redis does not answer; below is what was seen before: {printable(away)}", style="red"))
+            parts.append(
+                Text(f"Redis does not answer; the figures below are the last ones seen: {printable(away)}", style="red")
+            )
         if seen is None:
             return Group(*parts)
         if seen.trouble:
             parts.append(Text(printable(seen.trouble), style="red", no_wrap=True, overflow="ellipsis"))
         most = max(1, min(len(seen.replicas), rows * 2 // 3))
         total = round((seen.commits or 0.0) * (seen.seconds or 0.0))
-        sample = f"Busiest, by {seen.sampled} of {total} commits that were still in the journals"
+        sample = f"Busiest records, from a sample of {seen.sampled} of {total} commits"
         parts += [_totals(seen), Text(), Text("Replicas, the slowest first", style="bold"), _replicas(seen, most)]
         parts += [Text(), Text(sample, style="bold"), _busiest(seen, max(1, rows - most))]
         return Group(*parts)
@@ -92,8 +94,12 @@ def _totals(seen: Overview) -> Text:
     text.append(f"{_number(seen.commits)} commits/s", style="bold green")
     text.append(f"   {_number(seen.archived)} archived/s   {len(seen.replicas)} replicas   ")
     late = "bold red" if seen.oldest > _OLD or seen.fullest > 0.5 else ""
-    lag = f"{seen.waiting} wait for SQL, the oldest {seen.oldest:.1f} s" if seen.waiting else "none waits for SQL"
-    text.append(f"{lag}; the fullest journal {seen.fullest:.0%}", style=late)
+    lag = (
+        f"{seen.waiting} unarchived commits, the oldest {seen.oldest:.1f} s old"
+        if seen.waiting
+        else "all commits archived"
+    )
+    text.append(f"{lag}; fullest journal {seen.fullest:.0%}", style=late)
     return text
 
 
