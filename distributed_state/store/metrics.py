@@ -143,154 +143,193 @@ def _link_up(tiers: Tiers) -> float | None:
 
 FIGURES = (
     Figure(
-        "build_info", "gauge", "Which release runs, on which Python: 1",
+        "build_info", "gauge", "Always 1; the labels give the release and the version of Python",
         lambda _: {(release(), platform.python_version()): 1.0}, ("version", "python"),
     ),
-    Figure("hot_hits", "counter", "Reads that this process answered by itself", lambda t: t.hot.hits),
-    Figure("hot_misses", "counter", "Reads that had to leave the process", lambda t: t.hot.misses),
-    Figure("hot_entries", "gauge", "Records kept in this process", lambda t: len(t.hot.entries)),
-    Figure("hot_bytes", "gauge", "And their size, estimated", lambda t: t.hot.bytes),
+    Figure("hot_hits", "counter", "Reads answered from the in-process cache", lambda t: t.hot.hits),
+    Figure("hot_misses", "counter", "Reads that the in-process cache could not answer", lambda t: t.hot.misses),
+    Figure("hot_entries", "gauge", "Records in the in-process cache", lambda t: len(t.hot.entries)),
+    Figure(
+        "hot_bytes", "gauge", "Estimated size in bytes of the records in the in-process cache",
+        lambda t: t.hot.bytes,
+    ),
     Figure(
         "refused_writes", "counter",
-        "Writes that were refused, by reason (conflict, fenced, locked, deleted, exists, backpressure, full, ...)",
+        "Refused writes by reason (conflict, fenced, locked, deleted, exists, backpressure, full, ...)",
         lambda t: {(reason,): count for reason, count in list(t.warm.refused.items())}, ("reason",),
     ),
-    Figure("retries", "counter", "Commands sent again because Redis had not answered", lambda t: t.warm.retried),
+    Figure("retries", "counter", "Commands sent again because Redis did not answer", lambda t: t.warm.retried),
     Figure(
-        "durability_missed", "counter", "Writes that were applied, and whose durability was not confirmed, by level",
+        "durability_missed", "counter",
+        "Writes that were applied but whose durability was not confirmed, by requested level",
         lambda t: {(level,): count for level, count in list(t.confirming.missed.items())}, ("level",),
     ),
     Figure("leases_held", "gauge", "Records locked by this replica", lambda t: t.leases.held),
-    Figure("leases_lost", "counter", "Locks that were lost while held", lambda t: t.leases.lost),
-    Figure("lock_timeouts", "counter", "Locks that could not be had in time", lambda t: t.leases.timeouts),
+    Figure("leases_lost", "counter", "Locks lost before their holder released them", lambda t: t.leases.lost),
     Figure(
-        "link_up", "gauge", "Whether the subscription to Redis stands; absent until it is needed", _link_up,
+        "lock_timeouts", "counter", "Locks that were not acquired within the time to wait",
+        lambda t: t.leases.timeouts,
     ),
     Figure(
-        "link_silence_seconds", "gauge", "Time since the subscription last proved itself; absent until it is needed",
+        "link_up", "gauge", "Whether the subscription to Redis works: 1 or 0; absent until it is needed", _link_up,
+    ),
+    Figure(
+        "link_silence_seconds", "gauge",
+        "Seconds since the subscription to Redis last answered a probe; absent until it is needed",
         lambda t: t.link.silence,
     ),
-    Figure("link_breaks", "counter", "How often the subscription was lost", lambda t: t.link.breaks),
+    Figure("link_breaks", "counter", "Number of times the subscription to Redis was lost", lambda t: t.link.breaks),
     Figure(
-        "unarchived_bytes", "gauge", "Acknowledged commits kept in memory until they are archived, of unarchived_bytes",
+        "unarchived_bytes", "gauge",
+        "Bytes of unarchived commits kept in memory; the setting unarchived_bytes is their limit",
         lambda t: t.unarchived.bytes,
     ),
-    Figure("archived_commits", "counter", "Commits carried to SQL by this replica", lambda t: t.archiver.archived),
+    Figure("archived_commits", "counter", "Commits that this replica archived in SQL", lambda t: t.archiver.archived),
     Figure("archived_partitions", "gauge", "Partitions that this replica archives", lambda t: len(t.archiver.mine)),
     Figure(
-        "journal_entries", "gauge", "Commits not archived yet, of the partitions that this replica archives",
+        "journal_entries", "gauge", "Unarchived commits in the journals that this replica archives",
         lambda t: sum(count for count, _ in _journals(t).values()),
     ),
     Figure(
-        "journal_bytes", "gauge", "And their size in Redis", lambda t: sum(size for _, size in _journals(t).values())
+        "journal_bytes", "gauge", "Size in bytes of the unarchived commits in the journals that this replica archives",
+        lambda t: sum(size for _, size in _journals(t).values()),
     ),
     Figure(
-        "journal_fill_ratio", "gauge", "How full the fullest of them is, 0 to 1; at 1 writes are refused", _fill,
+        "journal_fill_ratio", "gauge",
+        "Fill ratio, 0 to 1, of the fullest journal that this replica archives; a full one refuses writes",
+        _fill,
     ),
     Figure(
-        "journal_full_seconds", "gauge", "Until the first of them is full at its present rate; infinite if none grows",
+        "journal_full_seconds", "gauge",
+        "Seconds until the first journal archived here is full at its present rate; infinite if none grows",
         lambda t: min(_seconds_left(t).values(), default=None),
     ),
     Figure(
-        "archive_lag_seconds", "gauge", "Age of the oldest commit that is not archived yet",
+        "archive_lag_seconds", "gauge",
+        "Age in seconds of the oldest unarchived commit in the journals that this replica archives",
         _lag,
     ),
     Figure(
-        "journal_seen_seconds", "gauge", "Since the journals were seen that these figures are of; absent until then",
+        "journal_seen_seconds", "gauge",
+        "Seconds since the figures of the journals were last updated; absent before the first update",
         lambda t: None if (found := _seen(t)) is None else found[1],
     ),
     Figure(
         "redis_memory_ratio", "gauge",
-        "Redis' memory divided by maxmemory, the fullest server's; absent without it or if archived data is evicted",
+        "Highest used_memory/maxmemory of any Redis server; absent without maxmemory or if archived data is evicted",
         _of_redis(lambda seen: seen.memory),
     ),
     Figure(
-        "redis_connections_ratio", "gauge", "Redis' clients of its maxclients, the server's with most",
+        "redis_connections_ratio", "gauge", "Highest connected_clients/maxclients of any Redis server",
         _of_redis(lambda seen: seen.connections),
     ),
     Figure(
-        "sql_connections_ratio", "gauge", "PostgreSQL's connections of its max_connections; absent for a file",
+        "sql_connections_ratio", "gauge", "Connections of PostgreSQL divided by max_connections; absent for SQLite",
         _of_sql(lambda seen: seen.connections),
     ),
     Figure(
-        "epochs_minted", "gauge", "Partitions that were started again within ten minutes, according to SQL",
+        "epochs_minted", "gauge",
+        "Partitions restarted in the last ten minutes because Redis lost data, according to SQL",
         _of_sql(lambda seen: float(seen.minted)),
     ),
     Figure(
-        "sql_seen_seconds", "gauge", "Since SQL's connections were seen; absent until then", _sql_age,
+        "sql_seen_seconds", "gauge",
+        "Seconds since the figures of SQL were last updated; absent before the first update",
+        _sql_age,
     ),
     Figure(
-        "archiver_failing", "gauge", "Whether the last round of this replica's archiver failed; its log says why",
+        "archiver_failing", "gauge",
+        "Whether the last archiving attempt of this replica failed: 1 or 0; the log gives the reason",
         lambda t: float(bool(t.archiver.failure)),
     ),
     Figure(
         "diverged_partitions", "gauge",
-        "Partitions that are not archived: journal and archive do not fit, or SQL does not take an entry",
+        "Partitions not archived because the journal does not continue the archive or SQL refuses an entry",
         lambda t: len(_diverged(t)),
     ),
     Figure(
-        "partition_diverged", "gauge", "Which these are: 1, by partition; absent for the others",
+        "partition_diverged", "gauge",
+        "1 for each partition whose journal does not continue the archive or has an entry that SQL refuses",
         lambda t: _by_partition(dict.fromkeys(_diverged(t), 1.0)), ("partition",),
     ),
     Figure(
-        "sql_up", "gauge", "Whether SQL did what it was last asked for", lambda t: float(not t.cold.away)
+        "sql_up", "gauge", "Whether SQL answered the last request: 1 or 0", lambda t: float(not t.cold.away)
     ),
     Figure(
-        "quarantined_entries", "gauge", "Entries of the namespace in SQL's quarantine; absent until counted",
+        "quarantined_entries", "gauge", "Entries of this namespace in the quarantine in SQL; absent until counted",
         lambda t: t.archiver.quarantined,
     ),
     Figure(
-        "quarantined_newest", "gauge", "The entry that came into it last, by record and reason: its version",
+        "quarantined_newest", "gauge",
+        "Version of the newest entry in the quarantine; the labels give its record and the reason",
         _newest_quarantined, ("record", "reason"),
     ),
-    Figure("indexed_records", "counter", "Records that this replica brought up in the index", _indexed),
+    Figure("indexed_records", "counter", "Records that this replica indexed for search", _indexed),
     Figure(
-        "unindexed_records", "gauge", "Records with changes that the index lacks; absent until counted, or while off",
+        "unindexed_records", "gauge",
+        "Records with changes that the search index lacks; absent until counted and while search is off",
         lambda t: follower_of(t).behind,
     ),
-    Figure("branched_commits", "counter", "Commits that this replica kept in branches", lambda t: t.branches.commits),
+    Figure("branched_commits", "counter", "Commits that this replica stored in branches", lambda t: t.branches.commits),
     Figure(
-        "branches", "gauge", "Branches of the namespace's records in SQL; absent until counted",
+        "branches", "gauge", "Branches of this namespace in SQL; absent until counted",
         lambda t: t.branches.count,
     ),
     Figure(
-        "expired_sessions", "counter", "Sessions ended by this replica because their time was over",
+        "expired_sessions", "counter", "Sessions that this replica ended because they expired",
         lambda t: sum(each.expired for each in _reapers(t)),
     ),
-    Figure("events_emitted", "counter", "Lifecycle events written by this replica", lambda t: t.warm.emitted),
-    Figure("events_handled", "counter", "Events given to handlers", lambda t: _handled(t, "handled")),
-    Figure("events_failed", "counter", "Events whose handler raised", lambda t: _handled(t, "failed")),
-    Figure("events_slow", "counter", "Events whose handler took over slow_handler", lambda t: _handled(t, "slowed")),
-    Figure("events_waiting", "gauge", "Events that arrived and were not delivered yet", lambda t: t.consumers.waiting),
+    Figure("events_emitted", "counter", "Events written by this replica", lambda t: t.warm.emitted),
+    Figure("events_handled", "counter", "Events delivered to handlers", lambda t: _handled(t, "handled")),
+    Figure("events_failed", "counter", "Events whose handler raised an error", lambda t: _handled(t, "failed")),
     Figure(
-        "events_replayed", "counter", "Events read from the stream because they were not received when written",
+        "events_slow", "counter", "Events whose handler ran longer than the setting slow_handler",
+        lambda t: _handled(t, "slowed"),
+    ),
+    Figure(
+        "events_waiting", "gauge", "Events received but not delivered to a handler yet",
+        lambda t: t.consumers.waiting,
+    ),
+    Figure(
+        "events_replayed", "counter", "Events read from the stream later because they were not received live",
         lambda t: t.consumers.replayed,
     ),
     Figure(
-        "resyncs", "counter", "How often a consumer got a resync: events are missing and it has to reload",
+        "resyncs", "counter",
+        "Resyncs delivered to consumers: events are missing, and the consumer must reload its state",
         lambda t: t.consumers.resyncs,
     ),
-    Figure("restarted_partitions", "counter", "Partitions started again: Redis lost data", lambda t: t.recovery.count),
-    Figure("redis_refusing", "gauge", "Whether Redis takes no heartbeat", lambda t: t.presence.refusals, ("reason",)),
     Figure(
-        "failed_starts", "gauge", "Hosts where a replica could not start, and none has since; for ten minutes",
+        "restarted_partitions", "counter", "Partitions that this replica restarted because Redis lost data",
+        lambda t: t.recovery.count,
+    ),
+    Figure(
+        "redis_refusing", "gauge", "Whether Redis refuses the heartbeat for this reason: 1 or 0",
+        lambda t: t.presence.refusals, ("reason",),
+    ),
+    Figure(
+        "failed_starts", "gauge",
+        "Hosts where a replica failed to start in the last ten minutes and none has started since",
         _of_redis(lambda seen: float(seen.failed_starts)),
     ),
-    Figure("replicas_lost", "counter", "Replicas that fell silent, as found by this one", lambda t: t.presence.lost),
+    Figure(
+        "replicas_lost", "counter", "Replicas without a heartbeat that this replica reported as lost",
+        lambda t: t.presence.lost,
+    ),
 )  # fmt: skip
 
 BY_PARTITION = (
     Figure(
-        "partition_journal_entries", "gauge", "Commits not archived yet, by partition",
+        "partition_journal_entries", "gauge", "Unarchived commits, by partition",
         lambda t: _by_partition({each: count for each, (count, _) in _journals(t).items()}), ("partition",),
     ),
     Figure(
         "partition_journal_full_seconds", "gauge",
-        "Until it is full at the rate of the last seconds, by partition; infinite if it does not grow",
+        "Seconds until the journal is full at its present rate, by partition; infinite if it does not grow",
         lambda t: _by_partition(_seconds_left(t)), ("partition",),
     ),
     Figure(
-        "partition_archive_lag_seconds", "gauge", "Age of the oldest commit that is not archived yet, by partition",
+        "partition_archive_lag_seconds", "gauge", "Age in seconds of the oldest unarchived commit, by partition",
         lambda t: _by_partition(_lags(t)), ("partition",),
     ),
 )  # fmt: skip
@@ -310,11 +349,11 @@ _MANY_PARTITIONS = 64
 
 # Name, help, labels; by the first word of the operations that `telemetry` reports.
 OPERATIONS = (
-    "operation_duration_seconds", "Duration of operations outside the process", ("operation", "tier", "outcome"),
+    "operation_duration_seconds", "Seconds that operations on Redis and SQL took", ("operation", "tier", "outcome"),
 )  # fmt: skip
-LOCK_WAITS = "lock_wait_seconds", "How long locks were waited for, by what came of it", ("outcome",)
+LOCK_WAITS = "lock_wait_seconds", "Seconds that callers waited for a lock, by outcome", ("outcome",)
 TURN_PARTS = (
-    "turn_seconds", "Where the time of turns went: lock, read, tool, model, elsewhere, commit; of all tools together",
+    "turn_seconds", "Seconds of a turn spent in each part: lock, read, tool (all added up), model, elsewhere, commit",
     ("part",),
 )  # fmt: skip
 HISTOGRAMS = OPERATIONS, LOCK_WAITS, TURN_PARTS

@@ -237,7 +237,7 @@ def test_a_link_opens_the_pages_once(browser: Browser, opened: Opened) -> None:
     first.goto(link)
     expect(first.get_by_role("heading", name="Find a conversation")).to_be_visible()
     second.goto(link)
-    expect(second.get_by_role("alert")).to_contain_text("used already")
+    expect(second.get_by_role("alert")).to_contain_text("already used")
     second.goto(f"{opened.url}{PATH}/fleet")
     expect(second.get_by_role("heading", name="Sign in")).to_be_visible()
     second.get_by_label("Token").fill(KEY)
@@ -256,7 +256,7 @@ def test_the_slider_shows_the_state_at_a_version(browser: Browser, opened: Opene
     expect(page.locator("#fields ~ .tree")).to_contain_text("Bergen")
     page.get_by_role("slider").focus()
     page.keyboard.press("Home")
-    expect(page.get_by_text("As it was at version 1")).to_be_visible()
+    expect(page.get_by_text("State at version 1")).to_be_visible()
     expect(page.locator("#fields ~ .tree")).to_contain_text("Oslo")
     assert page.url.endswith("version=1")
     assert watched.wrong == []
@@ -290,7 +290,7 @@ def test_a_rollback_by_keyboard_alone(browser: Browser, opened: Opened) -> None:
     assert session.get("city", fresh=True) == "Paris", "it was only asked"
     reach("Roll back")
     page.keyboard.press("Enter")
-    expect(page.get_by_text("As it is: version 3")).to_be_visible()
+    expect(page.get_by_text("Present state: version 3")).to_be_visible()
     assert session.get("city", fresh=True) == "Oslo"
     assert watched.wrong == []
     page.context.close()
@@ -307,15 +307,15 @@ def test_a_rollback_by_clicking(browser: Browser, opened: Opened) -> None:
     page.get_by_label("Open by id").fill("trip-by-mouse")
     page.get_by_role("button", name="Open").click()
     page.get_by_role("link", name="graph").click()
-    expect(page.get_by_role("heading", name="What came of what")).to_be_visible()
+    expect(page.get_by_role("heading", name="Graph of")).to_be_visible()
     page.get_by_role("link", name="1 create").click()
     page.get_by_role("link", name="Roll back to version 1").click()
-    page.get_by_role("link", name="Leave it as it is").click()
+    page.get_by_role("link", name="Cancel").click()
     assert session.get("city", fresh=True) == "Paris", "it was only asked"
     page.goto(f"{opened.url}{PATH}/conversations/trip-by-mouse?version=1")
     page.get_by_role("link", name="Roll back to version 1").click()
     page.get_by_role("button", name="Roll back").click()
-    expect(page.get_by_text("As it is: version 3")).to_be_visible()
+    expect(page.get_by_text("Present state: version 3")).to_be_visible()
     expect(page.get_by_text("back to version 1")).to_be_visible()
     assert session.get("city", fresh=True) == "Oslo"
     assert watched.wrong == []
@@ -345,7 +345,7 @@ def test_an_export_and_a_large_field_are_downloaded(browser: Browser, opened: Op
     watched = opened_page(browser, opened)
     page = watched.page
     page.goto(f"{opened.url}{PATH}/conversations/large")
-    expect(page.get_by_text("1 too large to be shown here")).to_be_visible()
+    expect(page.get_by_text("1 too large to show here")).to_be_visible()
     with page.expect_download() as field:
         page.get_by_role("link", name="download report").click()
     assert field.value.suggested_filename == "field.json"
@@ -366,14 +366,14 @@ def test_a_live_page_ends_when_its_token_is_revoked(browser: Browser, opened: Op
     watched = opened_page(browser, opened, token=made["token"])
     page = watched.page
     page.goto(f"{opened.url}{PATH}/live?types=mail.*")
-    expect(page.get_by_role("status")).to_have_text("Listening")
+    expect(page.get_by_role("status")).to_have_text("Connected")
     opened.store.emit("mail.sent", {"number": 1}, subject=opened.store.session("planned"))
     expect(page.locator("#events tbody tr")).to_have_count(1)
     ask("DELETE", f"/v1/tokens/{made['id']}")
     # The negative control: who has another token hears on.
     other = opened_page(browser, opened)
     other.page.goto(f"{opened.url}{PATH}/live?types=mail.*")
-    expect(other.page.get_by_role("status")).to_have_text("Listening")
+    expect(other.page.get_by_role("status")).to_have_text("Connected")
     expect(page.get_by_role("status")).to_have_text("Not allowed, or signed out", timeout=20_000)
     opened.store.emit("mail.sent", {"number": 2}, subject=opened.store.session("planned"))
     expect(other.page.locator("#events tbody tr")).to_have_count(1)
@@ -388,7 +388,7 @@ def test_events_are_seen_as_they_happen_without_a_reload(browser: Browser, opene
     watched = opened_page(browser, opened)
     page = watched.page
     page.goto(f"{opened.url}{PATH}/live?types=mail.*")
-    expect(page.get_by_role("status")).to_have_text("Listening")
+    expect(page.get_by_role("status")).to_have_text("Connected")
     opened.store.emit("mail.sent", {"to": "<b>ada</b>"}, subject=opened.store.session("trip-to-bergen"))
     opened.store.emit("other.thing", {}, subject=opened.store.session("trip-to-bergen"))
     row = page.locator("#events tbody tr")
@@ -424,7 +424,7 @@ def test_a_running_turn_is_taken_over_by_click_and_writes_nothing(browser: Brows
     expect(row).to_contain_text("client (you)")
     page.goto(f"{opened.url}{PATH}/conversations/trip-that-hangs/rollback?version=1")
     page.get_by_role("button", name="Roll back").click()
-    expect(page.get_by_text("As it is: version 3")).to_be_visible()
+    expect(page.get_by_text("Present state: version 3")).to_be_visible()
     page.goto(f"{opened.url}{PATH}/live")
     page.get_by_role("link", name="Release trip-that-hangs").click()
     page.get_by_role("button", name="Release").click()
@@ -459,7 +459,7 @@ def test_the_fleet_is_seen_as_it_changes_and_what_was_unfolded_stays(browser: Br
     watched = opened_page(browser, opened)
     page = watched.page
     page.goto(f"{opened.url}{PATH}/fleet")
-    page.get_by_text("that were looked at").click()
+    page.get_by_text("checks made when").click()
     before = page.locator("#partitions ~ table td:nth-child(3)").all_inner_texts()
     for number in range(40):
         opened.store.session(f"more-{number}").create({})

@@ -136,7 +136,7 @@ ERRORS = (
     (("send", "switch", "nobody"), "there is no session 'nobody'"),
     (("send", "delete", "nobody"), "nothing to delete"),
     (("send", "event", "resync"), "a word like 'mail.sent'"),
-    (("send", "event", "a.b", "--data", "[1]"), "--data is a JSON object"),
+    (("send", "event", "a.b", "--data", "[1]"), "--data must be a JSON object"),
     (("send", "event", "a.b", "--data", "{"), "--data '{' is not JSON"),
     (("send", "activate", "notes", "--client", "\x07"), "printable"),
     (("tail", "a["), "'conversation.deleted', 'conversation.*' or '*'"),
@@ -162,7 +162,7 @@ def test_an_error_is_one_line_on_stderr(run: Run, tmp_path: Path) -> None:
 def test_an_option_of_all_commands_behind_one_is_told_where_it_stands(run: Run, words: tuple[str, ...]) -> None:
     done = run(*words)
     assert done.code == 2
-    assert "it stands before the command" in " ".join(done.err.split())
+    assert "write it before the command" in " ".join(done.err.split())
     assert "before the command" not in run("inspect", "--ulr", "x").err
 
 
@@ -501,7 +501,7 @@ def test_the_archiver_runs_until_it_is_told_to_end(servers: object, archive: str
         process.send_signal(number)
         out, err = process.communicate(timeout=20)
         assert process.returncode == 0, err
-        assert re.search(r"^(1 commit|(0|[2-9]|\d\d+) commits) archived here", out, re.MULTILINE)
+        assert re.search(r"^(1 commit|(0|[2-9]|\d\d+) commits) archived by this process", out, re.MULTILINE)
         assert out.endswith("stopped\n")
 
 
@@ -851,8 +851,8 @@ def test_the_index_is_made_searched_and_removed(run: Run, archive: str) -> None:
     assert "\\x1b]0;helsinki\\x07 \\x1b[2J[bold]" in done.out
     assert "\x1b" not in done.out
     assert run("index", "--search", "nowhere:at_all").code == 1
-    assert run("index", "--remove", "--yes").out == "removed\n"
-    assert run("index", "--remove", "--yes").out == "there is none\n"
+    assert run("index", "--remove", "--yes").out == "the index is removed\n"
+    assert run("index", "--remove", "--yes").out == "there is no index\n"
 
 
 def test_old_history_is_packed_and_purged(run: Run, archive: str) -> None:
@@ -866,7 +866,7 @@ def test_old_history_is_packed_and_purged(run: Run, archive: str) -> None:
     wrong = run("compact", "--older-than", "yesterday")
     assert (wrong.code, "30m, 12h or 7d" in wrong.err) == (1, True)
     done = run("purge", "--keep-messages", "3", "--yes")
-    assert done.out == "removed 0 changes, 0 messages and 0 events of 0 records; 5 messages are no longer shown\n"
+    assert done.out == "removed 0 changes, 0 messages and 0 events of 0 records; 5 messages are now hidden\n"
     with StateStore.open(archive=archive) as store:
         store.session("s").set("n", 9)
     done = run("purge", "--keep-changes", "1", "--yes")

@@ -116,7 +116,7 @@ def _decimal(asked: dict[str, str], name: str) -> float | None:
     if not text:
         return None
     if not _NUMBER.fullmatch(text):
-        raise Refused(422, f"{name} is a number, as 0.5 or 24, not {text!r:.40}")
+        raise Refused(422, f"{name} must be a number such as 0.5 or 24, not {text!r:.40}")
     return float(text)
 
 
@@ -189,13 +189,9 @@ def _losses(replicas: list[dict[str, Any]], findings: list[dict[str, Any]]) -> l
     count = sum(each["stats"].get("restarted", 0) for each in replicas)
     last = max((each["stats"].get("restarted_at", 0) for each in replicas), default=0)
     found = {each["name"]: each for each in findings}
-    rows = [("Partitions started again, because Redis lost data", f"{count}, the last {moment(last)} UTC", True)]
-    rows = (
-        rows
-        if count
-        else [("Partitions started again, because Redis lost data", "none that a replica knows of", False)]
-    )
-    for name, what in ("branches", "Kept beside their records"), ("sql quarantine", "Entries that SQL did not take"):
+    lost = f"{count}, the last {moment(last)} UTC" if count else "none reported by a running replica"
+    rows = [("Partitions restarted because Redis lost data", lost, bool(count))]
+    for name, what in ("branches", "Records with branches"), ("sql quarantine", "Entries refused by SQL"):
         if name in found:
             rows.append((what, found[name]["found"], not found[name]["ok"]))
     return rows
@@ -258,7 +254,7 @@ async def steer_lease(request: Request, api: Api) -> Response:
     record = named(f"/v1/{kind}/{{}}", id)
     if request.path_params["what"] == "end":
         if not (await api.ask(request, "DELETE", f"{record}/lease/{token}")).json["released"]:
-            raise Refused(409, "nothing was ended: this lease is no longer held")
+            raise Refused(409, "this lease is no longer held, so nothing was changed")
         response = RedirectResponse(f"{root}/live", 303, HEADERS)
         if _mine(request) == str(token):
             response.delete_cookie(HELD, path=root, httponly=True, samesite="strict")
@@ -281,7 +277,7 @@ def _named(request: Request) -> tuple[str, str, int]:
 
 def _seconds(text: str) -> int:
     if not (text.isascii() and text.isdecimal()) or not 1 <= int(text[:4]) <= 600:
-        raise Refused(422, f"a lease is held for 1 to 600 seconds, not {text!r:.40}")
+        raise Refused(422, f"a lease can be held for 1 to 600 seconds, not {text!r:.40}")
     return int(text)
 
 
@@ -330,6 +326,7 @@ register_url_convertor("change", _Change())
 register_url_convertor("kind", _Kind())
 register_url_convertor("steering", _Steering())
 PATH = "/inspect"
+_USED = "This one-time link was already used. Run `distributed-state inspect` again for a new one."
 _TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
 _STATIC = {
     each.name: each.read_bytes() for each in files("distributed_state.programs.inspector").joinpath("static").iterdir()
@@ -365,7 +362,7 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
 
     async def enter(request: Request) -> Response:
         key = tickets.take(request.query_params.get("ticket", "")) if tickets else None
-        return token_page(request, "This link was used already.", 403) if key is None else (
+        return token_page(request, _USED, 403) if key is None else (
             entered(request, key)
         )  # fmt: skip
 
@@ -392,7 +389,7 @@ async def _served(request: Request, api: Api, shown: Page) -> Response:
         return refusal(request, refused)
     except Exception:
         log.exception("a page failed")
-        return page(request, "refused", status=500, detail="The page failed; the log says how.")
+        return page(request, "refused", status=500, detail="The page failed; see the log of the service.")
 
 
 async def _unknown(request: Request, error: Exception) -> Response:

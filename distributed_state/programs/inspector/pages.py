@@ -298,9 +298,9 @@ class Tickets:
 async def form(request: Request) -> dict[str, str]:
     """The fields of a form. Raises Refused if a page of another site sent it, and if it is too large."""
     if not _ours(request):
-        raise Refused(403, "this was sent by a page of another site")
+        raise Refused(403, "the form was sent by a page of another site")
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
-        raise Refused(415, "a form is application/x-www-form-urlencoded")
+        raise Refused(415, "a form must be sent as application/x-www-form-urlencoded")
     data = b""
     try:
         async for part in request.stream():
@@ -308,7 +308,9 @@ async def form(request: Request) -> dict[str, str]:
             if len(data) > _LONGEST_FORM:
                 raise Refused(413, f"a form is at most {_LONGEST_FORM} bytes")
     except ClientDisconnect:
-        raise Refused(400, "the form is not all here") from None  # not an error of the server, so not logged
+        raise Refused(
+            400, "the connection ended before the whole form arrived"
+        ) from None  # not an error of the server, so not logged
     try:
         return {name: values[-1] for name, values in parse_qs(data.decode(), keep_blank_values=True).items()}
     except ValueError as error:
@@ -338,7 +340,7 @@ async def sign_in(request: Request, api: Api) -> Response:
     """Sign in with a token that the service accepts."""
     token = (await form(request)).get("token", "").strip()
     if not token or len(token) > _LONGEST_TOKEN or not token.isascii() or not token.isprintable():
-        return token_page(request, "That is not a token.", 401)
+        return token_page(request, "This is not a valid token.", 401)
     request.scope["headers"] = [
         *((name, value) for name, value in request.scope["headers"] if name not in (b"authorization", b"cookie")),
         (b"authorization", f"Bearer {token}".encode()),
@@ -346,7 +348,11 @@ async def sign_in(request: Request, api: Api) -> Response:
     try:
         await api.get(Request(request.scope), "/v1/caller")
     except Refused as refused:
-        said = "The service does not know this token." if refused.status == 401 else refused.detail
+        said = (
+            "The service does not accept this token: it is unknown, expired or revoked."
+            if refused.status == 401
+            else refused.detail
+        )
         return token_page(request, said, refused.status)
     return entered(request, token)
 

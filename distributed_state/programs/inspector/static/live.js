@@ -50,14 +50,14 @@ function show(event) {
 }
 
 const source = new EventSource(table.dataset.source);
-source.onopen = () => { state.textContent = "Listening"; };
+source.onopen = () => { state.textContent = "Connected"; };
 source.onerror = () => {
-  state.textContent = source.readyState === EventSource.CLOSED ? "Not allowed, or signed out" : "Connecting again";
+  state.textContent = source.readyState === EventSource.CLOSED ? "Not allowed, or signed out" : "Reconnecting";
 };
 source.onmessage = show;
 window.addEventListener("beforeunload", () => source.close());
 pause.addEventListener("click", () => {
   paused = !paused;
   pause.setAttribute("aria-pressed", String(paused));
-  pause.textContent = paused ? "Go on" : "Pause";
+  pause.textContent = paused ? "Continue" : "Pause";
 });
