@@ -15,7 +15,7 @@ from tests.simulation.run import Run
 ROOT = Path(__file__).parents[2]
 SEEDS = 3  # for each dense shape: about 20,000 operations in all
 SLOW = {"cluster", "failover", "sentinel", "moved"}  # one seed each: they take longer
-PARTS = 4  # with those of a default run more than 100,000 operations in CI
+PARTS = 3  # with those of a default run more than 100,000 operations in CI
 # Seeds that found a fault of the product or of the simulator, by the fault. The shapes are the same as then.
 FOUND = {
     "a look that went on while its store was closed listened to Sentinels for good": ("sentinel", 39),
@@ -50,7 +50,18 @@ def test_every_promise_holds(name: str) -> None:
 
 
 @pytest.mark.wide
+@pytest.mark.timeout(900)  # it computes, and other tests may take most of the processor
 @pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_promise_holds_with_more_seeds(name: str, part: int) -> None:
+    seeds = 1 if name in SLOW else 4
+    for seed in range(1 + SEEDS + part * seeds, 1 + SEEDS + (part + 1) * seeds):
+        holds(name, seed, dense=True)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_promise_holds_at_length(name: str, part: int) -> None:
     seeds = 1 if name in SLOW - {"moved"} else 9
