@@ -87,7 +87,7 @@ class Hooks:
         """Runs last: close the resources that `initialize` opened."""
 
 
-# The parameters of these two hooks, which may have some or all of them. The other hooks have those of their signatures.
+# These two hooks may take any of these parameters; the other hooks take those of their signatures.
 GIVEN = {"on_config_update": ("config", "changed"), "on_status": ("status",)}
 
 

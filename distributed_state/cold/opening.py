@@ -80,7 +80,7 @@ def migrate(database: Database) -> None:
             # Another process may be migrating, for as long as that takes.
             sql.exec_driver_sql("SET LOCAL lock_timeout = 0")
             sql.execute(select(func.pg_advisory_xact_lock(_LOCK)))
-        # After a wait for the lock the work may be done.
+        # Another process may have migrated during the wait for the lock.
         if revision(sql) != HEAD:
             _upgrade(sql.connection)
 

@@ -79,7 +79,7 @@ partitions = Table(
 )
 
 # Records with unindexed changes; several rows of one record mean the same as one. `gone`: the text of an erased record,
-# for an index that is elsewhere.
+# for a user's own index.
 due = Table(
     "search_due",
     metadata,
@@ -409,7 +409,7 @@ def last_due(sql: Sql) -> int:
 
 
 def gone(sql: Sql) -> list[str]:
-    """The texts of erased records that an index elsewhere may still have."""
+    """The texts of erased records that a user's own index may still have."""
     d = due.c
     query = select(d.gone).where(d.namespace == sql.namespace, d.gone.is_not(None)).order_by(d.id)
     return list(sql.execute(query).scalars())

@@ -389,7 +389,7 @@ async def complete(work: Awaitable[T]) -> T:
 
 
 async def shield(work: Awaitable[T], seconds: float) -> T:
-    """Wait for `work`; a cancelled caller leaves when it is done, or after `seconds`."""
+    """Wait for `work`; a cancelled caller returns when the work is done, or after `seconds`."""
     future = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(future)

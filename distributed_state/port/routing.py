@@ -242,7 +242,7 @@ class Router:
 
     def _again(self, calls: Sequence[Call], words: Sequence[Words], answers: Sequence[Any]) -> dict[int, Words]:
         """Return the calls to repeat because a server did not know a script: on that server, all from there on."""
-        known: dict[str, set[Script]] = {}  # the scripts that servers were sent, from their first unknown script on
+        known: dict[str, set[Script]] = {}  # by server: the scripts sent to it from the first unknown one on
         again: dict[int, Words] = {}
         refused = [isinstance(answer, ReplyError) and answer.word == "NOSCRIPT" for answer in answers]
         for at, (script, keys, _) in enumerate(calls) if any(refused) else ():

@@ -94,7 +94,7 @@ def present() -> Waited | None:
 
 @contextmanager
 def call() -> Iterator[Waited]:
-    """Make the code inside one call, or a part of the surrounding one."""
+    """Open an account for the code inside, or use that of the surrounding call."""
     found = present()
     if found is not None:
         yield found
@@ -209,7 +209,7 @@ def bounded(*others: str) -> Callable[[C], C]:
 
 
 def one_call(work: F) -> F:
-    """Make a coroutine function one call."""
+    """Let each call of a coroutine function have one limit, as in `call`."""
 
     @functools.wraps(work)
     async def entered(*arguments: Any, **named: Any) -> Any:

@@ -90,7 +90,7 @@ class AsyncItems:
         return {names[name]: item for name, item in found.items()}
 
     async def exists(self, key: str, *, version: int | None = None) -> bool:
-        """Return whether such an item exists."""
+        """Return whether an item with this key exists."""
         return await self.find(key, version=version) is not None
 
     async def list(

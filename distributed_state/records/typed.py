@@ -107,7 +107,7 @@ class TypedContext(RecordContext, Generic[M]):
         return fields
 
     def model(self, entry: CachedRecord) -> M:
-        """The model, if all of it may be read."""
+        """The model, if the policy allows reading all of its fields."""
         self.allow("read", *(codec.decode_key(name) for name in entry.fields if name[:1] != b"#"))
         return self.schema.read(self.text, entry)
 

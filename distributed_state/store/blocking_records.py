@@ -487,7 +487,7 @@ class Items:
         return finish(self._core.find_many(keys, version=version))
 
     def exists(self, key: str, *, version: int | None = None) -> bool:
-        """Return whether such an item exists."""
+        """Return whether an item with this key exists."""
         return finish(self._core.exists(key, version=version))
 
     def list(

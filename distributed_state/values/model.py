@@ -37,7 +37,7 @@ SUMMARY = b"#summary"  # of messages that are no longer sent to a model
 # some field has or had a deadline; defaults were set
 TIMED = b"#timed"
 INITIALIZED = b"#initialized"
-ITEMS = b"#items"  # since which version it shows items this way, and of which version those below are: item_window.lua
+ITEMS = b"#items"  # the version that began the present layer of items, and the one below: item_window.lua
 RESTORED = b"#restored"  # set by each rollback: the version whose state it is
 LIFETIME = b"#lifetime"  # "idle_ms until_ms", 0 for none: how long it lives without a commit, and its latest end
 # special tombstones: erase the record, with its forks or without

@@ -232,7 +232,7 @@ class AsyncLease:
         self.deadline = self.renew_at = 0.0
         self.ends = math.inf  # when the lease ends even if its holder is alive
         self.owner: object = None
-        self.waited = 0.0  # seconds of waiting for others, before the request that was granted
+        self.waited = 0.0  # seconds of waiting for other holders
         self._leases = leases
         self.wait = wait
         self.mode = "a" if advisory else "x"

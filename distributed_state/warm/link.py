@@ -710,7 +710,7 @@ class PartitionSubscription:
         self.channels: dict[bytes, None] = {}
         self.freshness = Freshness(partition)
         self.node: str | None = None  # the node of the subscription, present or intended
-        self.asked = False  # on the present connection to that node
+        self.asked = False  # whether it was subscribed to on the present connection
         self._count = 0
 
     def rename(self) -> None:

@@ -242,8 +242,8 @@ class Stream:
     ) -> tuple[str, int, int, str]:
         """Write an event without a commit; return its epoch, offset, time in ms and id.
 
-        With a `member` of a `roll` it is written only if the member is due, and by one of all replicas that try; the
-        others get offset 0.
+        With a `member` of a `roll` the event is written only if the member is due. If several replicas try, one writes
+        it and the others get offset 0.
         """
         op = self._warm.ops.begin([(b"e", type.encode(), data)])
         names = [*keys.emit_keys, *([roll] if member else [])]

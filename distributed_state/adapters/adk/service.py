@@ -94,7 +94,7 @@ def parted(id: str) -> list[str]:
 
 
 def stored_name(key: str) -> str:
-    """The field that holds a key of the state: the same name, unless it is not a valid field or is one of ours."""
+    """The field that holds a key of the state: the same name, unless that is invalid or used by the adapter."""
     return f"%{key}" if not key or key[0] in "#%" or key.startswith(_OURS) else key
 
 

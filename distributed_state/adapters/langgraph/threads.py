@@ -316,7 +316,7 @@ class Thread:
         head: str | None = (await self.look()).get(AT)
         if not isinstance(parent, Addressed) and head not in (parent, own):
             await self._demand_living(parent)
-        if not isinstance(parent, Addressed) and head not in (parent, own):  # its own id: a repeated save
+        if not isinstance(parent, Addressed) and head not in (parent, own):  # own: a repeated save
             self.recent.begun(self.id)
             raise Conflict(
                 f"thread {self.id!r:.80} went on while this run was under way: its newest checkpoint is {head}, and "

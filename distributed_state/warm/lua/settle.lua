@@ -70,8 +70,8 @@ if window[1] ~= epoch then
   if window[1] and whole then call('DEL', items) end
   return {'ok'}
 end
--- A TTL means that the whole window is archived. Both writes take no memory: after them even a full Redis accepts the
--- rest.
+-- A TTL means that the whole window is archived. PEXPIRE and PERSIST take no memory: after either even a full Redis
+-- accepts the rest.
 if whole then call('PEXPIRE', items, ttl_ms) else call('PERSIST', items) end
 -- @include byte_order
 local last, at, count, size, floor = window[2] + 0, window[3] + 0, window[4] + 0, window[5] + 0, window[6] + 0
