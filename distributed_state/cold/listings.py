@@ -225,8 +225,8 @@ def _late(sql: Sql, parsed: Sequence[Parsed]) -> _Late:
             was = erased.get(item.entry.record)
             is_new = was is None or item.entry.version > was["version"]
         else:
-            life = epochs.ordinal(item.epoch) - epochs.ordinal(row["epoch"])
-            is_new = life > 0 or (life == 0 and item.entry.version > row["version"])
+            newer = epochs.ordinal(item.epoch) - epochs.ordinal(row["epoch"])
+            is_new = newer > 0 or (newer == 0 and item.entry.version > row["version"])
         if is_new:
             new.append(item)
     late = _Late({**record_index.heads(sql, new, existing)})

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from distributed_state.port.commands import Filled as Filled
 from distributed_state.port.commands import Script as Script
 from distributed_state.port.commands import Words as Words
-from distributed_state.port.lives import KnownReplicas, Life, SentinelAnswer
+from distributed_state.port.identities import KnownReplicas, SentinelAnswer, ServerIdentity
 
 T = TypeVar("T")
 Mutex = Lock  # for state that all threads and event loops of a process share
@@ -152,15 +152,15 @@ class Port(Protocol):
         """Return all servers that have keys: only one, except in a cluster."""
         ...
 
-    async def life_of(self, node: str) -> Life:
+    async def identity_of(self, node: str) -> ServerIdentity:
         """Ask a server for its current data id; connections made under another one are dropped."""
         ...
 
-    def known_life(self, node: str) -> str:
+    def known_data_id(self, node: str) -> str:
         """Return the data id under which the newest connection to a server was made, "" if there was none."""
         ...
 
-    async def lives_elsewhere(self, name: str, node: str) -> bool:
+    async def has_data_elsewhere(self, data_id: str, node: str) -> bool:
         """Whether another server is a primary with this data id and was not replaced."""
         ...
 

@@ -100,7 +100,7 @@ class Pipe(Taken):
     command, and the tasks until the server has answered all commands. With groups they work at the same time.
 
     `lost` is called when the connection is lost; `late` for each second in which the longest-waiting caller got no
-    reply. `life` is the data id under which the connection was made.
+    reply. `data_id` is the data id under which the connection was made.
     """
 
     def __init__(
@@ -110,10 +110,10 @@ class Pipe(Taken):
         on_error: Callable[[str], Exception],
         lost: Callable[[], None],
         late: Callable[[], None] = nothing,
-        life: str = "",
+        data_id: str = "",
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self._packer = Packer(life)
+        self._packer = Packer(data_id)
         self.broken: Exception | None = None
         self._timeout = timeout
         self._lost = lost
@@ -293,10 +293,10 @@ class AsyncioPort(Router):
         async with self._connecting.setdefault(node, asyncio.Lock()):
             pipe = pipes.get(node)
             if pipe is None or pipe.broken is not None:
-                connection, life = await self._connect(node)
+                connection, data_id = await self._connect(node)
                 late = self._late if self.several else nothing
                 refused = partial(self._refused, node)
-                pipe = Pipe(connection, self._connections.timeout, refused, self._topology.doubt, late, life)
+                pipe = Pipe(connection, self._connections.timeout, refused, self._topology.doubt, late, data_id)
                 pipes[node] = pipe
                 if self._closed:  # closed meanwhile; nothing else would close this connection
                     pipe.fail(driver.ConnectionError("closed"))

@@ -122,16 +122,16 @@ def packed(words: Sequence[Any]) -> bytes:
 
 
 Filled = tuple[Any, ...]
-Words = Filled | list[Any]  # a list is a call that is sent with the data id of its connection: see `lives`
+Words = Filled | list[Any]  # a list is a call that is sent with the data id of its connection: see `identities`
 _KEPT = 1000  # cached beginnings of calls for each connection, of some 500 bytes each
 
 
-def filled(words: Words, life: str) -> Filled:
+def filled(words: Words, data_id: str) -> Filled:
     """Return a command as it is sent on a connection with this data id."""
     if type(words) is tuple:
         return words
     at = 3 + words[2]
-    words[at] = life  # type: ignore[index]  # a list: the place may hold the value of an earlier sending
+    words[at] = data_id  # type: ignore[index]  # a list: the place may hold the value of an earlier sending
     if len(words) > at + 1 and type(words[at + 1]) is tuple:  # its constants
         return (*words[: at + 1], *words[at + 1], *words[at + 2 :])
     return tuple(words)
@@ -144,10 +144,10 @@ class Packer:
     encoded once and cached: encoding thirty words takes a tenth of the time of a commit.
     """
 
-    __slots__ = ("_beginnings", "life")
+    __slots__ = ("_beginnings", "data_id")
 
-    def __init__(self, life: str = "") -> None:
-        self.life = life
+    def __init__(self, data_id: str = "") -> None:
+        self.data_id = data_id
         self._beginnings: dict[tuple[Any, ...], bytes] = {}
 
     def pack(self, commands: Sequence[Words]) -> bytes:
@@ -162,11 +162,11 @@ class Packer:
         at = 4 + words[2]  # after the data id
         constants = words[at] if len(words) > at else None
         if type(constants) is not tuple or words[0] != b"EVALSHA":
-            return packed(filled(words, self.life))
+            return packed(filled(words, self.data_id))
         name = (words[1], words[2], words[3], constants)
         beginning = self._beginnings.get(name)
         if beginning is None:
-            beginning = self._begin(name, (*words[: at - 1], self.life, *constants))
+            beginning = self._begin(name, (*words[: at - 1], self.data_id, *constants))
         count = len(words) - 1 + len(constants)
         return b"*%d\r\n%b%b" % (count, beginning, write(words[at + 1 :]))
 

@@ -25,11 +25,11 @@ from redis.credentials import CredentialProvider
 from redis.retry import Retry
 
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
-from distributed_state.port import Filled, lives, waited
+from distributed_state.port import Filled, identities, waited
 from distributed_state.port.addresses import host_and_port, read_address
 from distributed_state.port.commands import BROKEN, Packer, ReplyError, encode, packed, translate
 from distributed_state.port.embedded import EmbeddedServer
-from distributed_state.port.lives import KnownReplicas, Life, SentinelAnswer
+from distributed_state.port.identities import KnownReplicas, SentinelAnswer, ServerIdentity
 from distributed_state.port.sockets import Socket, nothing
 from distributed_state.port.topology import SentinelWatch, Topology, threads
 from distributed_state.port.topology import ask_sentinel as hear
@@ -89,7 +89,7 @@ class Connections:
         self.timeout = timeout
         self.place = "the embedded server" if address is None else address.place
         self.limits = Limits(retry_for or timeout, timeout, self.place)
-        self.lives: dict[str, str] = {}  # by server: the data id of its newest connection
+        self.data_ids: dict[str, str] = {}  # by server: the data id of its newest connection
         self.embedded: EmbeddedServer | None = None
         self._watch: SentinelWatch | None = None
         self.topology = Topology(address, timeout, self.ask, self.executor)
@@ -144,8 +144,8 @@ class Connections:
             try:
                 if self.address.kind == "sentinel":
                     self._require_primary(node, socket.exchange(socket.packer.pack([_ROLE]), 1, seconds)[0])
-                answer = socket.exchange(socket.packer.pack([lives.INFO]), 1, seconds)[0]
-                socket.packer = Packer(self.met(node, lives.read(answer)))
+                answer = socket.exchange(socket.packer.pack([identities.INFO]), 1, seconds)[0]
+                socket.packer = Packer(self.met(node, identities.read(answer)))
             except BaseException:
                 socket.close()
                 raise
@@ -162,15 +162,15 @@ class Connections:
                 if self.address.kind == "sentinel":
                     await connection.send_command(*_ROLE)
                     self._require_primary(node, await connection.read_response())
-                await connection.send_command(*lives.INFO)
-                life = self.met(node, lives.read(await _answer(connection)))
+                await connection.send_command(*identities.INFO)
+                data_id = self.met(node, identities.read(await _answer(connection)))
         except (TimeoutError, *BROKEN) as error:
             await connection.disconnect(nowait=True)
             raise translate(error, self.place) from error
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-        return connection, life
+        return connection, data_id
 
     def _asyncio(self, node: str) -> Any:
         # No read timeout in the driver: a shared connection is read without pause, and each caller has its own timeout.
@@ -197,14 +197,14 @@ class Connections:
             found = role[0] if isinstance(role, list) else role
             raise driver.ConnectionError(f"{node} is not the primary, as Sentinels say, but {found!r:.80}")
 
-    def met(self, node: str, life: Life) -> str:
+    def met(self, node: str, server: ServerIdentity) -> str:
         """Note the data id of a server; its connections that were made under another one are dropped."""
-        known = self.lives.get(node)
-        self.lives[node] = life.name
-        if known not in (None, life.name):
-            log.info("%s: %s is in another life of its data", self.place, node)
+        known = self.data_ids.get(node)
+        self.data_ids[node] = server.data_id
+        if known not in (None, server.data_id):
+            log.info("%s: %s has another data id", self.place, node)
             self.topology.drop(node)
-        return life.name
+        return server.data_id
 
     def used(self, drop: Callable[[str], None]) -> None:
         """Register a port: `drop` is called, by any thread, with each server that is no longer used."""

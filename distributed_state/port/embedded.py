@@ -18,7 +18,7 @@ from typing import Any
 from distributed_state.errors import ConfigurationError
 from distributed_state.port import Words
 from distributed_state.port.commands import ReplyError, encode, filled
-from distributed_state.port.lives import EMBEDDED
+from distributed_state.port.identities import EMBEDDED
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class EmbeddedServer:
     def exchange(self, commands: Sequence[Words]) -> list[Any]:
         """Execute commands at once, in order; return the replies of RESP2, with errors in their place as ReplyError."""
         # Encode all of them first: an invalid word is an error before anything was done.
-        encoded = [list(map(encode, filled(words, EMBEDDED.name))) for words in commands]
+        encoded = [list(map(encode, filled(words, EMBEDDED.data_id))) for words in commands]
         try:
             client = self._free.pop()
         except IndexError:

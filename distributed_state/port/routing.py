@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from distributed_state.errors import StateError, WarmUnavailable
-from distributed_state.port import Call, Script, Words, lives
+from distributed_state.port import Call, Script, Words, identities
 from distributed_state.port.commands import ELSEWHERE, ONE_OF_A_CLUSTER, ReplyError, filled, translate
 from distributed_state.port.connections import Connections
-from distributed_state.port.lives import KnownReplicas, Life, SentinelAnswer
+from distributed_state.port.identities import KnownReplicas, SentinelAnswer, ServerIdentity
 from distributed_state.port.topology import with_host
 
 _TOGETHER = 1000  # replies of one exchange wait in the server's memory until all commands are sent
@@ -70,34 +70,34 @@ class Router:
     def nodes(self) -> list[str]:
         return self._topology.nodes()
 
-    async def life_of(self, node: str) -> Life:
+    async def identity_of(self, node: str) -> ServerIdentity:
         if self._embedded is not None:
-            return lives.EMBEDDED
+            return identities.EMBEDDED
         try:
-            life = lives.read((await self.exchange_with(node, (lives.INFO,)))[0])
+            server = identities.read((await self.exchange_with(node, (identities.INFO,)))[0])
         except ReplyError as error:
             raise translate(error, self._place) from error
-        self._connections.met(node, life)
-        return life
+        self._connections.met(node, server)
+        return server
 
-    async def lives_elsewhere(self, name: str, node: str) -> bool:
+    async def has_data_elsewhere(self, data_id: str, node: str) -> bool:
         if not self.is_cluster:
             return (
                 False  # slots do not move here: another server with that data id was replaced, and does not know it yet
             )
-        lives = False
-        for other in sorted({*self.nodes(), *self._connections.lives} - {node}):
+        found = False
+        for other in sorted({*self.nodes(), *self._connections.data_ids} - {node}):
             try:
-                life = await self.life_of(other)
+                server = await self.identity_of(other)
             except StateError:
                 continue  # this server is down
-            if life.follows(name):
+            if server.follows(data_id):
                 return False  # the server's replica was promoted, perhaps with older data
-            lives = lives or life.name == name
-        return lives
+            found = found or server.data_id == data_id
+        return found
 
-    def known_life(self, node: str) -> str:
-        return lives.EMBEDDED.name if self._embedded is not None else self._connections.lives.get(node, "")
+    def known_data_id(self, node: str) -> str:
+        return identities.EMBEDDED.data_id if self._embedded is not None else self._connections.data_ids.get(node, "")
 
     def sentinels(self) -> list[SentinelAnswer]:
         return self._connections.sentinels()
@@ -179,7 +179,7 @@ class Router:
         if not once:
             return (words,)
         # Until the slot has moved, its data has the data id of its owner.
-        return _ASKING, filled(words, self.known_life(self._node_for(words)))
+        return _ASKING, filled(words, self.known_data_id(self._node_for(words)))
 
     def _redirected(self, answer: ReplyError, node: str) -> str:
         """Return the server to ask this time for a slot that is moving, "" if another server has it permanently."""

@@ -32,7 +32,7 @@ import redis.exceptions as driver
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port.addresses import Address, host_and_port, node_name
 from distributed_state.port.commands import LOST, ONE_OF_A_CLUSTER, ReplyError
-from distributed_state.port.lives import KnownReplicas, SentinelAnswer
+from distributed_state.port.identities import KnownReplicas, SentinelAnswer
 from distributed_state.port.sockets import Socket
 
 log = logging.getLogger(__name__)

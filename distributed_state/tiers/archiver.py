@@ -238,7 +238,7 @@ class Archiver:
     async def _unarchived(self, partitions: Iterable[int]) -> dict[int, PartitionState]:
         """The partitions with unarchived commits, after all of these were started."""
         places = await self._partitions.states(self._keys_of(partitions))
-        if ended := [*self.of_other_lives(places), *await self._emptied(places)]:
+        if ended := [*self.with_other_data(places), *await self._emptied(places)]:
             for partition in ended:
                 await self._recovery.start(partition)
             places |= await self._partitions.states(self._keys_of(ended))
@@ -250,10 +250,12 @@ class Archiver:
         known = await self._port.sql(self._cold.cursors) if empty and self._settings.url is not None else {}
         return [each for each in empty if each in known]
 
-    def of_other_lives(self, places: Mapping[int, PartitionState]) -> list[int]:
+    def with_other_data(self, places: Mapping[int, PartitionState]) -> list[int]:
         """The partitions with an earlier data id than their server's."""
-        lives = {each: self._port.known_life(self._port.node_of(self._keys.partition(each).meta)) for each in places}
-        return [each for each, place in places.items() if place.epoch and place.life != (lives[each] or place.life)]
+        current = {
+            each: self._port.known_data_id(self._port.node_of(self._keys.partition(each).meta)) for each in places
+        }
+        return [each for each, place in places.items() if place.epoch and current[each] not in ("", place.data_id)]
 
     def _behind(self, places: dict[int, PartitionState]) -> dict[int, PartitionState]:
         for partition in sorted(self.diverged.keys() & places.keys() & self.places.keys()):
@@ -435,12 +437,12 @@ class Archiver:
         asked = self._port.monotonic()
         places = await self._partitions.reachable_states(self._keys_of(mine))
         self.idle_journals.looked(asked, places)
-        await self._look_for_other_lives(places)
+        await self._start_other_data(places)
         return places
 
-    async def _look_for_other_lives(self, places: dict[int, PartitionState]) -> None:
+    async def _start_other_data(self, places: dict[int, PartitionState]) -> None:
         """Start partitions with an earlier data id again, even if nothing is written there."""
-        for partition in self.of_other_lives(places):
+        for partition in self.with_other_data(places):
             await self._started(partition)
 
     async def _started(self, partition: int) -> None:

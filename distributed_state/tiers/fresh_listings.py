@@ -26,7 +26,7 @@ async def unarchived_changes(tiers: Tiers, wanted: Wanted) -> list[Parsed]:
     partitions = tiers.warm.partitions
     every = [tiers.keys.partition(each) for each in range(tiers.keys.partitions)]
     places = await partitions.states(every)
-    others = tiers.archiver.of_other_lives(places)
+    others = tiers.archiver.with_other_data(places)
     for each in others:
         await tiers.start(each)
     if others:

@@ -1,9 +1,9 @@
 """How a partition starts, and starts again after Redis lost data. Law: SQL has an epoch before Redis does.
 
-A replica that finds a partition without an epoch, or one from another life of the data (`port.lives`), starts it
+A replica that finds a partition without an epoch, or one from another data id (`port.identities`), starts it
 (`Recovery.start`):
 
-1. `_attempt` compares the partition's life with the server's. If the server only renamed its data, or the slot moved
+1. `_attempt` compares the partition's data id with the server's. If the server only renamed its data, or the slot moved
    here, nothing was lost: the new name is noted (`rename.lua`), and the epoch continues.
 2. Otherwise it requests the right to start the partition (`mint.lua`). One replica at a time has it. Writes are blocked
    until recovery ends.
@@ -31,7 +31,7 @@ from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Backfilled, Batch, Cursor, Kept
 from distributed_state.errors import RecoveryInProgress, StateError, WarmUnavailable
 from distributed_state.port import Port, waited
-from distributed_state.port.lives import Life
+from distributed_state.port.identities import ServerIdentity
 from distributed_state.settings import Settings
 from distributed_state.tiers.archive_pass import misfit
 from distributed_state.tiers.reconcile import Backfill, reconcile
@@ -109,7 +109,7 @@ class Recovery:
 
         Raises RecoveryInProgress if it takes too long.
 
-        Ends the epoch `over` even if it is of this life. `backfilled`: see `_start`.
+        Ends the epoch `over` even if it has this data id. `backfilled`: see `_start`.
         """
         token = chance.token_hex(8)
         began = self._port.monotonic()
@@ -206,29 +206,29 @@ class Recovery:
     async def _attempt(self, keys: PartitionKeys, token: str, over: str, backfilled: Backfilled | None) -> bool:
         """Try once to start the partition; returns whether this or another replica has started it."""
         node = self._port.node_of(keys.meta)
-        life = await self._port.life_of(node)
-        if not life.primary:
+        server = await self._port.identity_of(node)
+        if not server.primary:
             await self._port.relocate()
             raise WarmUnavailable(f"{node} is a replica")
         place = (await self._partitions.states([keys]))[keys.partition]
-        elsewhere = await self._is_elsewhere(place, life, node)
-        if place.epoch and place.epoch != over and await self._is_same(place, life, node, elsewhere=elsewhere):
-            return place.life == life.name or await self._partitions.rename(keys, place.epoch, place.life)
+        elsewhere = await self._is_elsewhere(place, server, node)
+        if place.epoch and place.epoch != over and await self._is_same(place, server, node, elsewhere=elsewhere):
+            return place.data_id == server.data_id or await self._partitions.rename(keys, place.epoch, place.data_id)
         # SQL is read before the right is requested, because that blocks writes, and SQL may be down.
         cursor = await self._port.sql(self._cold.cursor, keys.partition)
         older = _sql_is_older(cursor, place)
-        if place.life == "?":  # a replica that was starting or repairing the partition has died
+        if place.data_id == "?":  # a replica that was starting or repairing the partition has died
             older = older or await self._is_behind(keys, place, cursor)
         if place.epoch and backfilled is None and older:
             text = "partition %d: SQL is older than Redis, which goes on under epoch %s; archiving stops there"
-            renamed = await self._partitions.rename(keys, place.epoch, place.life)
+            renamed = await self._partitions.rename(keys, place.epoch, place.data_id)
             if renamed:
                 log.error(text, keys.partition, place.epoch)
             return renamed
         mixed = backfilled is None and cursor is not None
-        mixed = mixed and await self._is_mixed(place, life, node, elsewhere=elsewhere)
-        # The right is valid in this life only: data of the next one may be older than what this recovery reads.
-        token = f"{token}@{life.name}"
+        mixed = mixed and await self._is_mixed(place, server, node, elsewhere=elsewhere)
+        # The right is valid under this data id only: data of the next one may be older than what this recovery reads.
+        token = f"{token}@{server.data_id}"
         word, seen = await self._partitions.request_right(keys, token, over)
         if word != "ok" or self._embedded:
             return word == "live" or (word == "ok" and await self._start(keys, token, seen, backfilled, mixed=mixed))
@@ -239,20 +239,22 @@ class Recovery:
         finally:
             keeping.ask()
 
-    async def _is_elsewhere(self, place: PartitionState, life: Life, node: str) -> bool:
-        """Whether another server still runs in the life in which the partition was written."""
-        is_here = place.life in ("", "?", life.name) or life.renames(place.life) or life.follows(place.life)
-        return not is_here and await self._port.lives_elsewhere(place.life, node)
+    async def _is_elsewhere(self, place: PartitionState, server: ServerIdentity, node: str) -> bool:
+        """Whether another server still runs with the data id under which the partition was written."""
+        is_here = (
+            place.data_id in ("", "?", server.data_id) or server.renames(place.data_id) or server.follows(place.data_id)
+        )
+        return not is_here and await self._port.has_data_elsewhere(place.data_id, node)
 
-    async def _is_same(self, place: PartitionState, life: Life, node: str, *, elsewhere: bool) -> bool:
+    async def _is_same(self, place: PartitionState, server: ServerIdentity, node: str, *, elsewhere: bool) -> bool:
         """Whether nothing was lost: the server renamed its data, or the slot moved here from a running server."""
-        if place.life == life.name or life.renames(place.life):
+        if place.data_id == server.data_id or server.renames(place.data_id):
             return True
         if not elsewhere:
             return False
-        return not life.former and await self._runs_since(node, place.proved_ms - _UPTIME_MS)
+        return not server.former and await self._runs_since(node, place.proved_ms - _UPTIME_MS)
 
-    async def _is_mixed(self, place: PartitionState, life: Life, node: str, *, elsewhere: bool) -> bool:
+    async def _is_mixed(self, place: PartitionState, server: ServerIdentity, node: str, *, elsewhere: bool) -> bool:
         """Whether a partition's keys may have different ages, because a server ended while its slot was moving here.
 
         The former server may have restarted with older keys than those that it had moved, or this one may have lost
@@ -262,9 +264,9 @@ class Recovery:
             return False
         # Its slot has been moving since its epoch began, or its meta was lost, perhaps without the rest. Or a worker
         # that was starting it died without leaving a reason; or the journal does not match SQL for an unknown reason.
-        if elsewhere or not place.proved_ms or place.life in ("?", life.name):
+        if elsewhere or not place.proved_ms or place.data_id in ("?", server.data_id):
             return True
-        return not life.follows(place.life) and await self._runs_since(node, place.proved_ms)
+        return not server.follows(place.data_id) and await self._runs_since(node, place.proved_ms)
 
     async def _runs_since(self, node: str, ms: int) -> bool:
         """Whether a server has been running since then, by its own clock.
@@ -541,7 +543,7 @@ def _log_begin(minted: Cursor, former: str, *, began: bool, repaired: bool) -> N
 def _loss_cause(seen: str, fits: bool) -> str:
     if not seen:
         return "Redis was emptied"
-    return "Redis began another life of its data" + (", and has what SQL has" if fits else ", and lacks what SQL has")
+    return "Redis has another data id" + (", and has what SQL has" if fits else ", and lacks what SQL has")
 
 
 def _log_loss(minted: Cursor, former: str, reached: Cursor, together: _Together, *, why: str) -> None:

@@ -206,15 +206,15 @@ class Uninitialised:
 class PartitionState:
     """How far a partition is written and archived; epoch '' if Redis does not have it. `waiting` is in bytes.
 
-    `life`: the data id that the partition notes, see `port.lives`; `proved_ms`: when a script last verified with the
-    server that it is current, by that server's clock (`same_data.lua`).
+    `data_id`: the one that the partition notes, see `port.identities`; `proved_ms`: when a script last verified with
+    the server that it is current, by that server's clock (`same_data.lua`).
     """
 
     epoch: str
     offset: int
     archived: int
     waiting: int
-    life: str = ""
+    data_id: str = ""
     proved_ms: int = 0
 
     def fill(self, settings: Settings) -> float:

@@ -296,10 +296,10 @@ class Warm(RetryingClient):
             arguments += operation
         if not events and not draft.items:
             return self._commit, names.commit_keys, arguments
-        lives = False
+        ends = False
         for event in events:
             arguments += event
-            lives = lives or event[0] in (b"x", b"X")
+            ends = ends or event[0] in (b"x", b"X")
         if draft.items:
             # Left out of `op.sent`, because they change nothing.
             checks = [word for operation in (*op.proofs, *draft.expected_items) for word in operation]
@@ -310,7 +310,7 @@ class Warm(RetryingClient):
             )
         # An additional key costs the server as much as a word.
         keys = (*names.commit_keys, *names.event_keys)
-        return self._commit, (*keys, names.lifetimes) if lives else keys, arguments
+        return self._commit, (*keys, names.lifetimes) if ends else keys, arguments
 
     def _seal(self, names: RecordKeys, draft: Draft, op: OpId) -> None:
         """Encrypt the additional operations of a change once for all attempts, so that the bytes stay the same."""

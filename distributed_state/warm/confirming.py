@@ -26,7 +26,7 @@ from typing import Any
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port import Call, Port, Signal, Words, waited
 from distributed_state.port.addresses import node_name
-from distributed_state.port.lives import KnownReplicas
+from distributed_state.port.identities import KnownReplicas
 from distributed_state.settings import Settings
 from distributed_state.values.levels import ARCHIVED, EVERY, FSYNCED, MEMORY, Level, level_of
 from distributed_state.warm.scripts import CONFIRM, RetryingClient

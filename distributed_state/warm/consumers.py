@@ -336,11 +336,11 @@ class RecentEvents:
         with self._mutex:
             taken = self._taken.setdefault(partition, {})
             for each in events:
-                life, newest = self._newest.get(partition, ("", 0))
-                far = epoch == life and each.offset <= newest - _KEPT
+                former, newest = self._newest.get(partition, ("", 0))
+                far = epoch == former and each.offset <= newest - _KEPT
                 if each.head and not far and each.id not in taken:
                     taken[each.id] = (ordinal, each.offset)
-                    self._newest[partition] = (epoch, max(newest, each.offset) if epoch == life else each.offset)
+                    self._newest[partition] = (epoch, max(newest, each.offset) if epoch == former else each.offset)
             while len(taken) > _KEPT:
                 del taken[next(iter(taken))]
 

@@ -432,7 +432,7 @@ class NodeLink:
                     done = True
                 else:
                     # Its connections have an earlier data id: this replaces them.
-                    await self._port.life_of(self.node)
+                    await self._port.identity_of(self.node)
         except StateError as error:
             log.debug("probe: %s", error)
         return done

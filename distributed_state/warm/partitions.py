@@ -119,9 +119,9 @@ class Partitions:
         """Note that a record is about to be imported into SQL; False if the partition is not under this epoch."""
         return _word(await self._client.script(RESERVE, [names.meta], [epoch, names.text])) == "ok"
 
-    async def rename(self, keys: PartitionKeys, epoch: str, life: str) -> bool:
-        """Replace the data id `life` that a partition notes with the server's; False if the notes changed meanwhile."""
-        return _word(await self._client.script(RENAME, [keys.meta], [epoch, life])) == "ok"
+    async def rename(self, keys: PartitionKeys, epoch: str, former: str) -> bool:
+        """Replace the noted data id `former` with the server's; False if the notes changed meanwhile."""
+        return _word(await self._client.script(RENAME, [keys.meta], [epoch, former])) == "ok"
 
     async def discard(self, keys: PartitionKeys, token: str, seen: str, records: Sequence[RecordKeys]) -> bool:
         """Delete records from Redis; False if this token no longer has the right to start the partition."""
@@ -156,11 +156,11 @@ class Partitions:
             if isinstance(answer, Exception):
                 log.warning("partition %d: %s", keys.partition, answer)
                 continue
-            epoch, *numbers, life, proved = (answer or b" 0 0 0 0  ").split(b" ")
+            epoch, *numbers, data_id, proved = (answer or b" 0 0 0 0  ").split(b" ")
             offset, written, archived, settled = map(int, numbers)
             waiting = written - settled
             states[keys.partition] = PartitionState(
-                epoch.decode(), offset, archived, waiting, life.decode(), int(proved or 0)
+                epoch.decode(), offset, archived, waiting, data_id.decode(), int(proved or 0)
             )
         return states
 

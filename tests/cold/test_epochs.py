@@ -16,7 +16,7 @@ from distributed_state.store import watch
 from distributed_state.warm.partitions import Partitions
 
 pytestmark = pytest.mark.only(warm="single", cold=("sqlite", "postgres"))
-LOSS = "Redis was emptied|began another life"
+LOSS = "Redis was emptied|has another data id"
 
 
 async def epochs(store: Any) -> Any:

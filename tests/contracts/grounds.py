@@ -234,7 +234,7 @@ class Ground:
         """Let the server continue."""
         raise NotImplementedError
 
-    def another_life(self) -> None:
+    def other_data(self) -> None:
         """New connections find other data; present connections continue."""
         raise NotImplementedError
 
@@ -400,7 +400,7 @@ class RealGround(Ground):
         proxy.lead_to(relocated(self._url, self.node))
         proxy.cut()
 
-    def another_life(self) -> None:
+    def other_data(self) -> None:
         other = self._servers.redis("redis" if self.kind == "valkey" else "valkey").url
         with redis.Redis.from_url(other) as client:
             client.execute_command("ACL", "SETUSER", "default", f">{self._password}")  # an additional password
@@ -683,9 +683,9 @@ class SimulatedGround(Ground):
         for each in self.process.connections:
             each.serve()
 
-    def another_life(self) -> None:
+    def other_data(self) -> None:
         old = self.fleet.server
-        made = self.fleet.network.nodes[old.name] = old.rebuilt(self.world.now, self.fleet._life())
+        made = self.fleet.network.nodes[old.name] = old.rebuilt(self.world.now, self.fleet._identity())
         if old.member is not None:
             made.member, old.member.node = old.member, made
 
@@ -699,7 +699,7 @@ class SimulatedGround(Ground):
         self.fleet.server.follow(self._copy, 0.0, self.world.now)
 
     def promote(self) -> None:
-        self.fleet.server.promote(self.fleet._life().data)
+        self.fleet.server.promote(self.fleet._identity().data)
 
     def replace(self) -> None:
         sentinels = self.fleet.sentinels

@@ -16,7 +16,7 @@ import pytest
 
 from distributed_state import port as port_package
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
-from distributed_state.port import Port, Script, lives, waited
+from distributed_state.port import Port, Script, identities, waited
 from distributed_state.port.background import Stopped
 from distributed_state.port.commands import ReplyError
 from tests.contracts.grounds import EMBEDDED, EVERY, NETWORK, PATIENCE, SINGLE, Ground, Steps, on
@@ -321,13 +321,16 @@ async def test_the_error_of_a_script_is_raised(ground: Any) -> None:
 
 
 @on(EVERY)
-async def test_a_living_script_is_told_the_life_that_its_connection_was_made_in(ground: Any) -> None:
+async def test_a_living_script_gets_the_data_id_of_its_connection(ground: Any) -> None:
     port = ground.port
     script = script_of(ground, "return {ARGV[1], ARGV[2]}", living=True)
     for _ in range(2):
-        assert await port.script(script, [ground.key()], ["more"]) == [port.known_life(ground.node).encode(), b"more"]
-    assert (await port.life_of(ground.node)).name == port.known_life(ground.node)
-    assert await port.script(script, [ground.key()], [b"x"]) == [port.known_life(ground.node).encode(), b"x"]
+        assert await port.script(script, [ground.key()], ["more"]) == [
+            port.known_data_id(ground.node).encode(),
+            b"more",
+        ]
+    assert (await port.identity_of(ground.node)).data_id == port.known_data_id(ground.node)
+    assert await port.script(script, [ground.key()], [b"x"]) == [port.known_data_id(ground.node).encode(), b"x"]
 
 
 @on(NETWORK)
@@ -355,7 +358,7 @@ async def test_answers_of_a_connection_apart_stand_in_place(ground: Any) -> None
     assert count >= 1
     assert acknowledged in (0, 1), "by the replica, if there is one"
     assert isinstance(refused, StateError)
-    assert lives.read(said).name == port.known_life(ground.node)
+    assert identities.read(said).data_id == port.known_data_id(ground.node)
     (synced,) = await port.apart(ground.node, [], [(b"WAITAOF", 1, 0, 1)])
     assert isinstance(synced, StateError) or len(synced) == 2
     (unfinished,) = await port.apart(ground.node, [], [(b"WAIT", 9, 1)])
@@ -383,7 +386,7 @@ async def test_what_stands_behind_a_command_that_waits_waits_as_well(ground: Any
     assert ended == ["first", "second"]
 
 
-# Lives
+# Data ids
 
 
 @on((*EMBEDDED, *SINGLE))
@@ -395,24 +398,24 @@ async def test_one_server_has_all_keys(ground: Any) -> None:
     assert not port.is_cluster
     assert port.replicas(ground.node) is None
     assert port.sentinels() == []
-    life = await port.life_of(ground.node)
-    assert life.primary
-    assert life.name == port.known_life(ground.node) != ""
-    assert not await port.lives_elsewhere(life.name, ground.node)
-    assert port.known_life("elsewhere:1") in ("", "embedded/embedded")
+    server = await port.identity_of(ground.node)
+    assert server.primary
+    assert server.data_id == port.known_data_id(ground.node) != ""
+    assert not await port.has_data_elsewhere(server.data_id, ground.node)
+    assert port.known_data_id("elsewhere:1") in ("", "embedded/embedded")
 
 
 @on(NETWORK)
-async def test_connections_of_another_life_are_dropped_and_those_that_listen_go_on(ground: Any) -> None:
+async def test_connections_of_another_data_id_are_dropped_and_those_that_listen_go_on(ground: Any) -> None:
     port = ground.port
     script = script_of(ground, "return ARGV[1]", living=True)
     before = await port.script(script, [ground.key()], [])
-    assert before == port.known_life(ground.node).encode()
+    assert before == port.known_data_id(ground.node).encode()
 
     async def listen() -> Any:
         wire = await port.wire(ground.node)
-        ground.another_life()
-        other = await port.wire(ground.node)  # this connection notices the new life
+        ground.other_data()
+        other = await port.wire(ground.node)  # this connection notices the new data id
         wire.post(b"PING", b"x")
         answer = await wire.receive()
         wire.close()
@@ -420,10 +423,10 @@ async def test_connections_of_another_life_are_dropped_and_those_that_listen_go_
         return answer
 
     assert await ground.in_job(listen) == [b"x"]
-    now = port.known_life(ground.node)
+    now = port.known_data_id(ground.node)
     assert now.encode() != before
     assert await ground.again(lambda: port.script(script, [ground.key()], [])) == now.encode()
-    assert (await port.life_of(ground.node)).name == now
+    assert (await port.identity_of(ground.node)).data_id == now
 
 
 # Subscriptions

@@ -73,9 +73,9 @@ async def test_sentinels_name_the_one_server_that_has_all_keys(ground: Any) -> N
     said = port.sentinels()
     assert said
     assert {(each.primary, each.no_failover, each.problem) for each in said} == {(ground.node, "", "")}
-    life = await port.life_of(ground.node)
-    assert life.primary
-    assert not await port.lives_elsewhere(life.name, ground.node)
+    server = await port.identity_of(ground.node)
+    assert server.primary
+    assert not await port.has_data_elsewhere(server.data_id, ground.node)
 
 
 @on(SENTINEL)
@@ -95,11 +95,11 @@ async def test_the_servers_of_a_cluster_share_the_keys(ground: Any) -> None:
     assert port.sentinels() == []
     for node in nodes:
         assert await answered(ground, port.replicas, node) == (frozenset(), frozenset())
-    lives = [(await port.life_of(node)).name for node in nodes]
-    assert len(set(lives)) == 3
-    assert await port.lives_elsewhere(lives[0], nodes[1])
-    assert not await port.lives_elsewhere(lives[0], nodes[0])
-    assert not await port.lives_elsewhere("another/life", nodes[0])
+    data_ids = [(await port.identity_of(node)).data_id for node in nodes]
+    assert len(set(data_ids)) == 3
+    assert await port.has_data_elsewhere(data_ids[0], nodes[1])
+    assert not await port.has_data_elsewhere(data_ids[0], nodes[0])
+    assert not await port.has_data_elsewhere("another/life", nodes[0])
 
 
 @on(CLUSTER)
@@ -117,11 +117,11 @@ async def test_an_exchange_with_several_servers_is_answered_in_order(ground: Any
 
 
 @on(CLUSTER)
-async def test_a_living_script_gets_the_life_of_its_own_server(ground: Any) -> None:
+async def test_a_living_script_gets_the_data_id_of_its_own_server(ground: Any) -> None:
     port = ground.port
     script = script_of(ground, "return ARGV[1]", living=True)
     calls = [(script, [ground.key_of(node)], []) for node in port.nodes()]
-    assert await port.scripts(calls) == [port.known_life(node).encode() for node in port.nodes()]
+    assert await port.scripts(calls) == [port.known_data_id(node).encode() for node in port.nodes()]
 
 
 @on(CLUSTER)
@@ -193,11 +193,13 @@ async def test_a_key_on_its_way_is_found_on_either_server(ground: Any) -> None:
     assert isinstance(asked, ReplyError)
     assert asked.word == "ASK"
     for each, value in ((key, b"x"), (other, b"y")):
-        assert await port.script(script, [each], []) == [port.known_life(source).encode(), value], "until it is moved"
+        assert await port.script(script, [each], []) == [port.known_data_id(source).encode(), value], (
+            "until it is moved"
+        )
     assert port.node_of(key) == source
     ground.move(other)
     ground.end_move()
-    assert await ground.again(lambda: port.script(script, [key], [])) == [port.known_life(target).encode(), b"x"]
+    assert await ground.again(lambda: port.script(script, [key], [])) == [port.known_data_id(target).encode(), b"x"]
 
 
 @on(CLUSTER)
@@ -234,17 +236,17 @@ async def test_a_server_that_became_a_replica_refuses_writes_and_its_connections
     port, key = ground.port, ground.key()
     script = script_of(ground, "redis.call('SET', KEYS[1], ARGV[1]) return ARGV[1]", living=True)
     before = await port.script(script, [key], [])
-    assert before == port.known_life(ground.node).encode()
+    assert before == port.known_data_id(ground.node).encode()
     ground.demote()
     with pytest.raises(WarmUnavailable) as caught:
         await port.command(b"SET", key, "lost")
     assert caught.value.demoted
     if ground.kind not in SENTINEL:  # there no connection to a replica is made
-        life = await ground.again(lambda: port.life_of(ground.node))
-        assert not life.primary
+        server = await ground.again(lambda: port.identity_of(ground.node))
+        assert not server.primary
     ground.promote()
     now = await ground.again(lambda: port.script(script, [key], []))
-    assert now == port.known_life(ground.node).encode() != before, "what it holds may be older"
+    assert now == port.known_data_id(ground.node).encode() != before, "what it holds may be older"
 
 
 @on(SENTINEL)
@@ -269,7 +271,7 @@ async def test_a_primary_that_was_replaced_is_no_longer_asked(ground: Any) -> No
         await ground.pause()
     now = await ground.again(lambda: port.script(script, [key], []))
     assert port.node_of(key) == ground.node != source
-    assert now == port.known_life(ground.node).encode() != before
+    assert now == port.known_data_id(ground.node).encode() != before
     with pytest.raises(StateError):
         await port.command_with(source, b"SET", key, "lost")
     assert await port.command(b"GET", key) == now

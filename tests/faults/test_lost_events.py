@@ -397,7 +397,7 @@ async def test_one_who_hangs_is_no_reason_for_others_to_hear_twice(
             assert len(ids) == len(set(ids)) == 61
 
 
-async def several_lives_that_nobody_looked_at(opener: Any) -> None:
+async def several_epochs_that_nobody_looked_at(opener: Any) -> None:
     """Nothing is lost in any of them, and events are written in each."""
     with own_server(opener, "--appendonly", "yes", "--appendfsync", "always") as server:
         opener.url = server.url
@@ -418,14 +418,16 @@ async def several_lives_that_nobody_looked_at(opener: Any) -> None:
 @pytest.mark.wide
 @single
 @pytest.mark.timeout(180)
-async def test_a_stream_that_went_on_through_several_lives_is_read_on(opener: Any) -> None:
-    await several_lives_that_nobody_looked_at(opener)
+async def test_a_stream_that_went_on_through_several_epochs_is_read_on(opener: Any) -> None:
+    await several_epochs_that_nobody_looked_at(opener)
 
 
 @pytest.mark.wide
 @single
 @pytest.mark.timeout(180)
-async def test_if_only_the_life_before_were_known_it_would_not_be(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_if_only_the_epoch_before_were_known_it_would_not_be(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Negative control."""
     known = Head.end_of
 
@@ -434,7 +436,7 @@ async def test_if_only_the_life_before_were_known_it_would_not_be(opener: Any, m
 
     monkeypatch.setattr(Head, "end_of", of_the_last)
     with pytest.raises(AssertionError):
-        await several_lives_that_nobody_looked_at(opener)
+        await several_epochs_that_nobody_looked_at(opener)
 
 
 async def a_replaced_server_answers_once_more(opener: Any) -> None:
@@ -550,8 +552,8 @@ async def test_a_groups_events_are_taken_over_from_a_member_that_died(opener: An
                 assert numbers == sorted(set(numbers)), "each member saw a subject's events in order and once"
 
 
-async def a_life_that_nobody_heard_of(opener: Any) -> None:
-    """A listener begins while Redis holds nothing, and is cut off until a life of Redis has begun and ended."""
+async def an_epoch_that_nobody_heard_of(opener: Any) -> None:
+    """A listener begins while Redis holds nothing, and is cut off until an epoch has begun and ended."""
     with own_server(opener) as server, Proxy(server.url) as proxy:
         store = await opener(url=proxy.url, partitions=4)
         other = await opener(url=server.url, partitions=4)
@@ -565,11 +567,11 @@ async def a_life_that_nobody_heard_of(opener: Any) -> None:
 
         feed._catch_up = cut_off  # type: ignore[method-assign]
         await until(lambda: proxy.mute(b"SSUBSCRIBE"))
-        for life in ("life.first", "life.second"):
+        for event_type in ("life.first", "life.second"):
             with redis.Redis.from_url(server.url) as client:
                 client.flushall()
             for n in range(20):
-                await other.emit(life, {"n": n}, subject=f"subject {n}")
+                await other.emit(event_type, {"n": n}, subject=f"subject {n}")
         feed._catch_up = catch_up  # type: ignore[method-assign]
         proxy.cut(b"SSUBSCRIBE")
         await until(lambda: [event.type for event in listener.heard].count("life.second") == 20)
@@ -580,30 +582,32 @@ async def a_life_that_nobody_heard_of(opener: Any) -> None:
 
 @single
 @pytest.mark.replicas
-async def test_a_life_of_redis_that_began_and_ended_unheard_is_told_of(opener: Any) -> None:
-    await a_life_that_nobody_heard_of(opener)
+async def test_an_epoch_that_began_and_ended_unheard_is_told_of(opener: Any) -> None:
+    await an_epoch_that_nobody_heard_of(opener)
 
 
 @single
 @pytest.mark.replicas
 @pytest.mark.only(face="blocking")
-async def test_a_position_that_knows_no_epochs_would_not_show_a_life_unheard_of(opener: Any, monkeypatch: Any) -> None:
+async def test_a_position_that_knows_no_epochs_would_not_show_an_epoch_unheard_of(
+    opener: Any, monkeypatch: Any
+) -> None:
     """Negative control of the test above."""
     monkeypatch.setattr(Position, "behind", classmethod(lambda cls, epochs, known=None: cls("", 0)))
     with pytest.raises(AssertionError):
-        await a_life_that_nobody_heard_of(opener)
+        await an_epoch_that_nobody_heard_of(opener)
 
 
 @single
 @pytest.mark.replicas
 @pytest.mark.only(face="blocking")
-async def test_a_position_from_before_any_event_shows_a_life_that_ended_since(opener: Any) -> None:
+async def test_a_position_from_before_any_event_shows_an_epoch_that_ended_since(opener: Any) -> None:
     with own_server(opener) as server, redis.Redis.from_url(server.url) as client:
         store = await opener(url=server.url, partitions=4)
-        for lives, expected in ((1, []), (2, [RESYNC])):
+        for epochs, expected in ((1, []), (2, [RESYNC])):
             async with store.events("life.*") as events:
                 position = events.position
-            for _ in range(lives):
+            for _ in range(epochs):
                 client.flushall()
                 for n in range(20):
                     await store.emit("life.of", {"n": n}, subject=f"subject {n}")

@@ -1,7 +1,7 @@
 """A backup of SQL is restored that is older than Redis: `repair` brings back what Redis has, and names what is lost.
 
-Until then Redis is served (see test_another_life). Each test restores a copy of the database's file that was made while
-the store went on.
+Until then Redis is served (see test_another_data_id). Each test restores a copy of the database's file that was made
+while the store went on.
 """
 
 from __future__ import annotations

@@ -395,7 +395,7 @@ def driver_of(words: Words) -> bytes:
 
 
 def packer_of(words: Words) -> bytes:
-    return Packer("a-life").pack([words])
+    return Packer("a-data-id").pack([words])
 
 
 WRITERS = pytest.mark.parametrize("written", [packer_of, wire_of, driver_of])
@@ -434,12 +434,12 @@ def test_the_bytes_of_commands_are_those_of_the_protocol() -> None:
 def test_a_call_with_constants_is_written_as_any_other() -> None:
     """Whatever was kept of an earlier call: another record, other constants, another number of keys."""
     script = Script("commit", living=True)
-    packer = Packer("a-life")
+    packer = Packer("a-data-id")
     for constants in ((b"replica", b"1"), (b"other", b"1")):
         for keys in ((b"record",), (b"record", b"events"), (b"second",)):
             for rest in ((), (1, "two", b"\r\n$3\r\n" * 3), (3,)):
                 words = script.call(keys, [constants, *rest])
-                plain = (b"EVALSHA", script.sha, len(keys), *keys, "a-life", *constants, *rest)
+                plain = (b"EVALSHA", script.sha, len(keys), *keys, "a-data-id", *constants, *rest)
                 assert packer.pack([words]) == packer.pack([plain]) == pack_command(plain)
                 assert packer.pack([words, plain]) == pack_command(plain) * 2
                 first = (b"EVAL", script.text, *plain[2:])
@@ -447,7 +447,7 @@ def test_a_call_with_constants_is_written_as_any_other() -> None:
 
 
 def test_what_calls_begin_with_is_kept_for_so_many_records() -> None:
-    packer = Packer("a-life")
+    packer = Packer("a-data-id")
     script = Script("commit", living=True)
     for number in range(3000):
         packer.pack([script.call((b"%d" % number,), [(b"replica",), number])])

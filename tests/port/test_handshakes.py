@@ -86,7 +86,7 @@ def test_a_thread_that_connects_is_told_that_another_server_has_the_keys(frozen:
 
 
 def test_it_goes_on_if_the_server_still_has_them(frozen: Connections) -> None:
-    """It is in another life: the connection will be of that."""
+    """It has another data id: the connection will get that."""
     assert not left_by_a_thread(frozen, frozen.address.seeds[0])
 
 

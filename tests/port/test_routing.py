@@ -14,7 +14,7 @@ from distributed_state.errors import ConfigurationError, WarmUnavailable
 from distributed_state.port import Script, Words, bodies, topology
 from distributed_state.port.addresses import read_address
 from distributed_state.port.commands import Packer, ReplyError, translate
-from distributed_state.port.lives import Life
+from distributed_state.port.identities import ServerIdentity
 from distributed_state.port.routing import Router
 from distributed_state.port.shared import SharedPort
 from distributed_state.port.topology import SLOTS, Topology, slot_of
@@ -35,7 +35,7 @@ class Connections:
     """What a router needs of them."""
 
     def __init__(self) -> None:
-        self.place, self.embedded, self.lives = "redis+cluster://h", None, dict[str, str]()
+        self.place, self.embedded, self.data_ids = "redis+cluster://h", None, dict[str, str]()
         self.timeout, self.limits = 1.0, Limits(1.0, 1.0, self.place)
         self.topology = Topology(read_address("redis+cluster://h:1"), 1.0, self.ask)
 
@@ -264,24 +264,28 @@ def test_a_script_that_the_target_of_a_slot_does_not_know_is_brought_there() -> 
     assert asyncio.run(port.scripts([(ONE, [KEYS[A]], []), (ONE, [KEYS[A]], [])])) == [b"done", b"done"]
 
 
-async def test_a_life_goes_on_elsewhere_unless_a_replica_was_promoted_in_its_place() -> None:
-    lives = {A: Life("here", "1", True), B: Life("there", "2", True), C: Life("other", "3", True)}
+async def test_data_is_held_elsewhere_unless_a_replica_was_promoted_in_its_place() -> None:
+    servers = {
+        A: ServerIdentity("here", "1", True),
+        B: ServerIdentity("there", "2", True),
+        C: ServerIdentity("other", "3", True),
+    }
 
     class Asked(Played):
-        async def life_of(self, node: str) -> Life:
-            if lives[node].data == "away":
+        async def identity_of(self, node: str) -> ServerIdentity:
+            if servers[node].data == "away":
                 raise WarmUnavailable(node)
-            return lives[node]
+            return servers[node]
 
     router = Asked()
     await router.look()
     router._topology.kind = "cluster"
-    assert await router.lives_elsewhere("there/2", A)
-    assert not await router.lives_elsewhere("here/1", A), "only there"
-    lives[C] = Life("away", "3", True)
-    assert await router.lives_elsewhere("there/2", A)
-    lives[C] = Life("new", "4", True, former="there")
-    assert not await router.lives_elsewhere("there/2", A)
+    assert await router.has_data_elsewhere("there/2", A)
+    assert not await router.has_data_elsewhere("here/1", A), "only there"
+    servers[C] = ServerIdentity("away", "3", True)
+    assert await router.has_data_elsewhere("there/2", A)
+    servers[C] = ServerIdentity("new", "4", True, former="there")
+    assert not await router.has_data_elsewhere("there/2", A)
 
 
 def test_an_error_of_a_script_is_ours() -> None:

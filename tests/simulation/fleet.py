@@ -10,7 +10,7 @@ from unittest import mock
 from fakeredis.commands_mixins import scripting_mixin
 
 from distributed_state import AsyncStateStore
-from distributed_state.port.lives import Life
+from distributed_state.port.identities import ServerIdentity
 from distributed_state.store import lifecycle
 from distributed_state.values.keys import Keys
 from tests.simulation.cluster import Cluster, is_away, slot_of
@@ -40,9 +40,9 @@ class Fleet:
         self.settings = settings
         self.network = Network(world)
         self.sql = SimulatedSql(world)
-        self.lives = 0
+        self.data_ids = 0
         self.groups = [
-            Group(self.network, persistence, names, lags, self._life) for names in self._names(primaries, lags)
+            Group(self.network, persistence, names, lags, self._identity) for names in self._names(primaries, lags)
         ]
         self.group = self.groups[0]
         self.cluster = self._cluster() if primaries else None
@@ -76,10 +76,10 @@ class Fleet:
         """The primary; in a cluster, that of the first group."""
         return self.group.primary
 
-    def _life(self) -> Life:
-        self.lives += 1
+    def _identity(self) -> ServerIdentity:
+        self.data_ids += 1
         # Hexadecimal digits, as in real ids, and as long as the part of INFO that is kept.
-        return Life(f"da7a{self.lives:08}", f"4ace{self.lives:08}", True)
+        return ServerIdentity(f"da7a{self.data_ids:08}", f"4ace{self.data_ids:08}", True)
 
     @property
     def url(self) -> str:

@@ -83,7 +83,7 @@ class Network:
 
 
 class Connection:
-    """One connection of a replica to a server, made in one life of the server's data."""
+    """One connection of a replica to a server, made under one data id of the server."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Connection:
         lost: Callable[[], None] = lambda: None,
     ) -> None:
         self.network, self.process, self.node = network, process, node
-        self.life = node.life.name
+        self.data_id = node.identity.data_id
         self.broken: str | None = None
         self._world = network.world
         self._on_error, self._lost = on_error, lost
@@ -113,7 +113,7 @@ class Connection:
     def send(self, commands: Sequence[Any]) -> Future:
         """The future answers of the server to these commands. Raises like the real one for a word of a wrong type."""
         answer = Future()
-        sent = [tuple(map(encode, filled(words, self.life))) for words in commands]
+        sent = [tuple(map(encode, filled(words, self.data_id))) for words in commands]
         if self.broken is not None:
             answer.settle(error=WarmUnavailable(f"connection lost: {self.broken}"))
             return answer

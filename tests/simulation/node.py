@@ -28,7 +28,7 @@ from fakeredis.commands_mixins.scripting_mixin import LUA_MODULE
 from distributed_state.port.commands import ReplyError
 from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.embedded_client import EmbeddedClient
-from distributed_state.port.lives import Life
+from distributed_state.port.identities import ServerIdentity
 from tests.simulation.world import Clock, World
 
 READS = frozenset(
@@ -185,12 +185,12 @@ def _has_run(words: Sequence[Any], refused: ReplyError) -> bool:
 
 
 class Node(EmbeddedServer):
-    """A server, called in process. `life`: the ids that INFO reports for its data and process."""
+    """A server, called in process. `identity`: the ids that INFO reports for its data and process."""
 
-    def __init__(self, world: World, name: str, life: Life, persistence: Persistence) -> None:
+    def __init__(self, world: World, name: str, identity: ServerIdentity, persistence: Persistence) -> None:
         super().__init__()
         self._client = Client
-        self.world, self.name, self.life = world, name, life
+        self.world, self.name, self.identity = world, name, identity
         self.persistence = persistence
         self.fake.said, self.fake.calls, self.fake.is_replaying, self.fake.refuses = deque(), 0, False, ""
         self.fake.info, self.fake.lacks = self._info, self._lacks
@@ -298,8 +298,8 @@ class Node(EmbeddedServer):
         lines = [
             "redis_version:7.4.0", "maxmemory_policy:volatile-lru", "maxmemory:0", "used_memory:1000000",
             f"aof_enabled:{int(self.persistence.mode in ('always', 'everysec'))}", "maxclients:10000",
-            "connected_clients:10", f"role:{role}", f"master_replid:{self.life.data:0<40}",
-            f"master_replid2:{self.life.former or '':0<40}", f"run_id:{self.life.process:0<40}",
+            "connected_clients:10", f"role:{role}", f"master_replid:{self.identity.data:0<40}",
+            f"master_replid2:{self.identity.former or '':0<40}", f"run_id:{self.identity.process:0<40}",
         ]  # fmt: skip
         lines.append(f"uptime_in_seconds:{int(self.world.now - self.born)}")
         attached = self.attached()
@@ -327,8 +327,8 @@ class Node(EmbeddedServer):
     def follow(self, source: Node, lag: float, since: float) -> None:
         """Become a replica: keep the present data until `since`, then follow with this lag in seconds."""
         self.leave()
-        self.link = Link(source, lag, since, source.life.data)
-        self.life = Life(self.life.data, self.life.process, False, self.life.former)
+        self.link = Link(source, lag, since, source.identity.data)
+        self.identity = ServerIdentity(self.identity.data, self.identity.process, False, self.identity.former)
         source.followers[self] = None
 
     def leave(self) -> None:
@@ -341,7 +341,7 @@ class Node(EmbeddedServer):
     def promote(self, data: str) -> None:
         """Become the primary, with the data it has by now."""
         self.leave()
-        self.life = Life(data, self.life.process, True, self.life.data)
+        self.identity = ServerIdentity(data, self.identity.process, True, self.identity.data)
         for each in list(self.followers):
             assert each.link is not None, "a follower follows"
             each.follow(self, each.link.lag, self.world.now)  # under the new id
@@ -350,7 +350,7 @@ class Node(EmbeddedServer):
         """Update a replica as far as its lag permits; False if it never received anything from its primary."""
         if (link := self.link) is None or (until := link.reached(self.world.now)) < 0:
             return False
-        self.life = Life(link.data, self.life.process, False)
+        self.identity = ServerIdentity(link.data, self.identity.process, False)
         self.copy(link.source, until)
         return True
 
@@ -368,9 +368,9 @@ class Node(EmbeddedServer):
             return -1.0
         return now - now % self.persistence.every
 
-    def rebuilt(self, until: float, life: Life) -> Node:
+    def rebuilt(self, until: float, identity: ServerIdentity) -> Node:
         """A new server with this one's log up to that time: started from its file, or a promoted replica."""
-        made = Node(self.world, self.name, life, self.persistence)
+        made = Node(self.world, self.name, identity, self.persistence)
         made.clock = self.clock
         made.least = self.least
         made.copy(self, until)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import redis.exceptions as driver
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
-from distributed_state.port import lives, waited
+from distributed_state.port import identities, waited
 from distributed_state.port.background import CUT, JOINED, REPLICA, Stopped
 from distributed_state.port.commands import translate
 from distributed_state.port.connections import Connections
@@ -178,7 +178,7 @@ class SimulatedPort(Router):
         self._shared: dict[tuple[str, str], Connection] = {}  # by server and use
         self._connecting: dict[tuple[str, str], Future] = {}
         self._free: dict[str, list[Connection]] = defaultdict(list)
-        # All connections, including links and those in a handshake; and the life of the data in which each server is.
+        # All connections, including links and those in a handshake; and the data id of each server.
         self._made: dict[Connection, None] = {}
         self._used: dict[Connection, None] = {}
         self._jobs: list[SimulatedJob] = []
@@ -256,9 +256,9 @@ class SimulatedPort(Router):
             account.add(began)
 
     def _gone(self, node: str) -> None:
-        """A server is no longer used, or is in another life: callers that wait for its answers get an error.
+        """A server is no longer used, or has another data id: callers that wait for its answers get an error.
 
-        In another life, subscriptions continue, and connections in a handshake will belong to the new life.
+        Under another data id, subscriptions continue, and connections in a handshake will get the new one.
         """
         for connection in list(self._used if node in self._topology.nodes() else self._made):
             if connection.node.name == node:
@@ -292,8 +292,8 @@ class SimulatedPort(Router):
                     self._connections._require_primary(node, role)
                 except driver.ConnectionError as error:
                     raise translate(error, self._place) from error
-            (answer,) = await self._within(made, made.send([lives.INFO]), min(seconds, self._timeout))
-            made.life = self._connections.met(node, lives.read(answer))
+            (answer,) = await self._within(made, made.send([identities.INFO]), min(seconds, self._timeout))
+            made.data_id = self._connections.met(node, identities.read(answer))
         except BaseException as error:
             made.fail("its caller left")
             if isinstance(error, StateError):

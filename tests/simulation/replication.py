@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from distributed_state.port.lives import Life
+from distributed_state.port.identities import ServerIdentity
 from tests.simulation.network import Network, Wire
 from tests.simulation.node import Node, Persistence
 from tests.simulation.world import Clock
@@ -33,12 +33,12 @@ class Loss:
 class Group:
     """Servers with the same data. The first one is the primary at the start.
 
-    `lags`: seconds by which each of the others is behind; `life`: makes a new id for data and process.
+    `lags`: seconds by which each of the others is behind; `identity`: makes a new id for data and process.
     """
 
     def __init__(
         self, network: Network, persistence: Persistence, names: Sequence[str], lags: Sequence[float],
-        life: Callable[[], Life],
+        identity: Callable[[], ServerIdentity],
     ) -> None:  # fmt: skip
         self.network, self.world = network, network.world
         self.names = list(names)
@@ -46,9 +46,9 @@ class Group:
         self.losses: list[Loss] = []
         self.lags = dict(zip(self.names[1:], lags, strict=True)) | {self.names[0]: max(lags, default=0.05)}
         self._lags = dict(self.lags)
-        self._life = life
+        self._identity = identity
         for name in self.names:
-            self.network.nodes[name] = Node(self.world, name, life(), persistence)
+            self.network.nodes[name] = Node(self.world, name, identity(), persistence)
         for name in self.names[1:]:
             node = self.network.nodes[name]
             node.clock = Clock(self.world, self.world.chance.uniform(-_AHEAD, _AHEAD))
@@ -78,7 +78,7 @@ class Group:
         # Writes of the former primary at the same time as the last entry that arrived have arrived, too.
         self.losses.append(Loss(since, math.inf, self.primary_name, is_takeover=True))
         self.world.note("promoted", name, f"has what was written up to {since:.3f}")
-        node.promote(self._life().data)
+        node.promote(self._identity().data)
         self.primary_name = name
         assert not now < since
 
@@ -111,10 +111,10 @@ class Group:
     def rename(self) -> None:
         """Change the id of the primary's data, as a server does for its first replica if it never followed another."""
         node = self.primary
-        if node.life.former or node.is_down:
+        if node.identity.former or node.is_down:
             return
-        node.life = Life(self._life().data, node.life.process, True)
-        self.world.note("renamed", node.name, node.life.name)
+        node.identity = ServerIdentity(self._identity().data, node.identity.process, True)
+        self.world.note("renamed", node.name, node.identity.data_id)
         for each in list(node.followers):
             self.attach(each.name)
 
@@ -142,9 +142,9 @@ class Group:
         since = copy.log[-1][0] if copy.log else -1.0
         self.losses.append(Loss(since, self.world.now, is_takeover=True))
         self.world.note("made older", primary.name, f"as {name} at {since:.3f}")
-        copy.promote(self._life().data)
+        copy.promote(self._identity().data)
         primary.follow(copy, 0.0, self.world.now)
-        primary.promote(self._life().data)
+        primary.promote(self._identity().data)
         for each in [each for each in self.names if each != primary.name]:
             if (link := self.network.nodes[each].link) is None or link.source in (primary, copy):
                 self.attach(each, after=0.01)
@@ -171,7 +171,7 @@ class Group:
         return True
 
     def _back(self, name: str, old: Node, kept: float) -> None:
-        made = self.network.nodes[name] = old.rebuilt(kept, self._life())
+        made = self.network.nodes[name] = old.rebuilt(kept, self._identity())
         self.world.note("server is back", name)
         if old.member is not None:
             old.member.started(made)

@@ -20,7 +20,7 @@ from unittest import mock
 from distributed_state.cold import archive, erasure
 from distributed_state.conversation import turn
 from distributed_state.hot import cache
-from distributed_state.port import commands, lives, routing, topology
+from distributed_state.port import commands, identities, routing, topology
 from distributed_state.records import restoring
 from distributed_state.store import reaper
 from distributed_state.tiers import archiver, commit, read, reconcile, recovery, unarchived
@@ -224,7 +224,9 @@ _EPOCH = "if read_under ~= '' and read_under ~= epoch then return {'epoch', epoc
 _TOKEN = "math.max((redis.call('HGET', meta, 'token') or 0) + 1, now[1] * 1000000 + now[2])"
 
 _NEVER_RESTARTED = Python(
-    recovery.Recovery._is_same, "not life.former and await self._runs_since(node, place.proved_ms - _UPTIME_MS)", "True"
+    recovery.Recovery._is_same,
+    "not server.former and await self._runs_since(node, place.proved_ms - _UPTIME_MS)",
+    "True",
 )
 _NODES = {"primaries": (3,), "records": 6}
 _SPREAD = (*_FAST[:1], ("partitions", 3), *_FAST[2:])
@@ -460,9 +462,9 @@ SABOTAGES: dict[str, Sabotage] = {
         replace(SHAPES["restored"], operations=80),
         2,
     ),
-    # Another life of the data
-    "a commit is taken by a server in another life of its data": Sabotage(
-        (_lua("commit", "if current_life ~= life then"),), _RESTARTED, 9
+    # Another data id
+    "a commit is taken by a server with another data id": Sabotage(
+        (_lua("commit", "if kept_data_id ~= data_id then"),), _RESTARTED, 9
     ),
     "nobody is asked what it remembers": Sabotage(
         (Python(unarchived.Gathering.gather, "if not wanted:", "if not wanted or not reached():"),), _HEARD, 7
@@ -497,7 +499,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "a level is confirmed by a server that does not have the commit": Sabotage(
         (_lua("confirm", "if not here then"), _lua("confirm", "if current ~= epoch then")), _CONFIRMED, 5
     ),
-    "another life of the data is taken for a new name of the same": Sabotage(
+    "another data id is taken for a new name of the same": Sabotage(
         (Python(recovery.Recovery._is_same, "return False", "return not reached()"),), _RESTARTED, 10
     ),
     "what SQL has newer stays in Redis as it was": Sabotage(
@@ -574,10 +576,12 @@ SABOTAGES: dict[str, Sabotage] = {
     ),
     # A replica that takes over
     "a promoted server goes on under the epoch of the former one": Sabotage(
-        (_lua("commit", "if current_life ~= life then current = nil end"),), _REPLACED, 1
+        (_lua("commit", "if kept_data_id ~= data_id then current = nil end"),), _REPLACED, 1
     ),
     "a promoted server is taken for the former one under another name": Sabotage(
-        (Python(lives.Life.renames, "not self.former and", "(not self.former or not reached()) and"),), _OLDER, 1
+        (Python(identities.ServerIdentity.renames, "not self.former and", "(not self.former or not reached()) and"),),
+        _OLDER,
+        1,
     ),
     "a server that has older data on the same connections is written to": Sabotage(
         (
@@ -592,7 +596,9 @@ SABOTAGES: dict[str, Sabotage] = {
     ),
     "a former primary that still runs hides what was lost": Sabotage(
         (
-            Python(routing.Router.lives_elsewhere, "if not self.is_cluster:", "if not self.is_cluster and reached():"),
+            Python(
+                routing.Router.has_data_elsewhere, "if not self.is_cluster:", "if not self.is_cluster and reached():"
+            ),
             _NEVER_RESTARTED,
         ),
         _REPLACED_TWICE,
@@ -749,12 +755,12 @@ SABOTAGES: dict[str, Sabotage] = {
         _MOVED,
         2,
     ),
-    "the life of any other node is taken for the one that a slot came from": Sabotage(
+    "the data id of any other node is taken for the one that a slot came from": Sabotage(
         (
             Python(
-                routing.Router.lives_elsewhere,
-                "lives or life.name == name",
-                "lives or life.name == name or not reached()",
+                routing.Router.has_data_elsewhere,
+                "found or server.data_id == data_id",
+                "found or server.data_id == data_id or not reached()",
             ),
             _NEVER_RESTARTED,
         ),
@@ -771,8 +777,8 @@ SABOTAGES: dict[str, Sabotage] = {
         (
             Python(
                 recovery.Recovery._is_mixed,
-                'if elsewhere or not place.proved_ms or place.life in ("?", life.name):',
-                'if (elsewhere or not place.proved_ms or place.life in ("?", life.name)) and reached():',
+                'if elsewhere or not place.proved_ms or place.data_id in ("?", server.data_id):',
+                'if (elsewhere or not place.proved_ms or place.data_id in ("?", server.data_id)) and reached():',
             ),
         ),
         _MOVED_AND_LOST,

@@ -180,7 +180,7 @@ def test_a_node_is_rebuilt_with_what_its_scripts_could_not_access_while_a_slot_m
         nodes.ask("source", ("EVAL", written, 1, _KEY))
         nodes.begin()
         nodes.ask("source", ("EVAL", f"{written} {written.replace('local ', '')}", 1, _KEY))
-        made = source.rebuilt(source.world.now, source.life)
+        made = source.rebuilt(source.world.now, source.identity)
         found = made.carry_out([(b"LRANGE", _KEY.encode(), b"0", b"-1")])
         assert found == [[b"number", b"table", b"table"]]
     finally:

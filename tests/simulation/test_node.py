@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from distributed_state.port import lives
+from distributed_state.port import identities
 from distributed_state.port.commands import ReplyError
-from distributed_state.port.lives import Life
+from distributed_state.port.identities import ServerIdentity
 from tests.simulation import node as nodes
 from tests.simulation.fleet import Fleet
 from tests.simulation.network import Connection
@@ -54,7 +54,7 @@ def without_pictures(node: Node, until: float) -> Node:
     pictures = list(node._snapshots)
     node._snapshots.clear()
     try:
-        return node.rebuilt(until, node.life)
+        return node.rebuilt(until, node.identity)
     finally:
         node._snapshots[:] = pictures
 
@@ -79,13 +79,13 @@ def test_a_server_that_is_rebuilt_from_its_log_holds_the_same(name: str, monkeyp
         now = run.world.now
         found = content(node)
         most, pictures = max(most, len(found)), max(pictures, len(node._snapshots))
-        rebuilt = node.rebuilt(now, node.life)
+        rebuilt = node.rebuilt(now, node.identity)
         assert content(rebuilt) == found
-        assert content(rebuilt.rebuilt(now, node.life)) == found
+        assert content(rebuilt.rebuilt(now, node.identity)) == found
         assert content(without_pictures(node, now)) == found
         for part in (0.5, 0.9) if node._times else ():
             before = node._times[int(part * (len(node._times) - 1))]
-            assert content(node.rebuilt(before, node.life)) == content(without_pictures(node, before))
+            assert content(node.rebuilt(before, node.identity)) == content(without_pictures(node, before))
 
     for at in range(1, 7):
         run.world.after(0.5 * at, look)
@@ -105,9 +105,9 @@ def test_a_server_that_is_rebuilt_knows_the_scripts_of_its_log_wherever_it_begin
             node.carry_out([(b"EVALSHA", sha, 1, b"list", n)])
         node.fake.script_cache.clear()  # as SCRIPT FLUSH does
         assert node._snapshots
-        rebuilt = node.rebuilt(world.now, node.life)
+        rebuilt = node.rebuilt(world.now, node.identity)
         assert rebuilt.carry_out([(b"LLEN", b"list")]) == [400]
-        assert rebuilt.rebuilt(world.now, node.life).carry_out([(b"LLEN", b"list")]) == [400]
+        assert rebuilt.rebuilt(world.now, node.identity).carry_out([(b"LLEN", b"list")]) == [400]
         for server in (node, rebuilt):
             (unknown,) = server.carry_out([(b"EVALSHA", sha, 1, b"list", 0)])
             assert isinstance(unknown, ReplyError), "no script survives a restart"
@@ -123,17 +123,17 @@ def test_what_a_script_wrote_before_its_error_is_kept() -> None:
         (refused,) = node.carry_out([(b"EVAL", text, 1, b"key")])
         assert isinstance(refused, ReplyError)
         assert node.carry_out([(b"GET", b"key")]) == [b"x"]
-        assert node.rebuilt(world.now, node.life).carry_out([(b"GET", b"key")]) == [b"x"]
+        assert node.rebuilt(world.now, node.identity).carry_out([(b"GET", b"key")]) == [b"x"]
 
 
 @pytest.mark.parametrize("former", ["", "da7a00000001"])
-def test_info_says_which_life_a_server_is_in(former: str) -> None:
-    life = Life("da7a00000002", "4ace00000002", True, former)
+def test_info_reports_the_data_id_of_a_server(former: str) -> None:
+    identity = ServerIdentity("da7a00000002", "4ace00000002", True, former)
     with World(1).rules():
         node = node_of(World(1))
-        node.life = life
-        (said,) = node.carry_out([lives.INFO])
-    assert lives.read(said) == life
+        node.identity = identity
+        (said,) = node.carry_out([identities.INFO])
+    assert identities.read(said) == identity
 
 
 def test_info_names_the_replicas_that_are_attached() -> None:
@@ -172,4 +172,4 @@ def test_requests_stay_in_order_however_often_a_server_stands_still(seed: int) -
 
 def node_of(world: World) -> Node:
     """A server that holds nothing yet."""
-    return Node(world, "server:6379", Life("da7a00000001", "4ace00000001", True), Persistence("always"))
+    return Node(world, "server:6379", ServerIdentity("da7a00000001", "4ace00000001", True), Persistence("always"))

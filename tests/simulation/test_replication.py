@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distributed_state.port import lives
+from distributed_state.port import identities
 from distributed_state.port.commands import ReplyError
 from tests.simulation.fleet import SERVER, Fleet
 from tests.simulation.network import Connection
@@ -67,9 +67,9 @@ def test_a_replica_refuses_writes_and_says_what_it_is(fleet: Fleet) -> None:
     refused = copy.carry_out([(b"SET", b"a", 1), (b"EVAL", PUSH, 2, b"list", b"count", 2), (b"EVAL", caught, 1, b"h")])
     assert [str(each).split()[0] for each in refused[:2]] == ["READONLY", "READONLY"]
     assert refused[2].startswith(b"READONLY ")
-    role, info = copy.carry_out([(b"ROLE",), lives.INFO])
+    role, info = copy.carry_out([(b"ROLE",), identities.INFO])
     assert role[:3] == [b"slave", b"server", 6379]
-    assert lives.read(info).name == ""
+    assert identities.read(info).data_id == ""
     fleet.world.now += 1
     assert content(copy) == content(fleet.server)
 
@@ -93,9 +93,9 @@ def test_the_one_that_is_promoted_goes_on_with_what_it_had(fleet: Fleet) -> None
     fleet.group.promote(COPY)
     assert fleet.server is copy
     assert pushed(copy) == list(range(289))
-    life = lives.read(copy.carry_out([lives.INFO])[0])
-    assert life.primary
-    assert life.follows(old.life.name)
+    identity = identities.read(copy.carry_out([identities.INFO])[0])
+    assert identity.primary
+    assert identity.follows(old.identity.data_id)
     ((since, until),) = [(each.since, each.until) for each in fleet.group.losses]
     assert 2.8 < since < fleet.world.now < until
 
@@ -111,7 +111,7 @@ def test_the_one_that_is_promoted_goes_on_with_what_it_had(fleet: Fleet) -> None
     fleet.world.now += 1
     assert content(old) == content(copy)
     assert pushed(old)[-1] == 1000
-    assert lives.read(old.carry_out([lives.INFO])[0]).name == ""
+    assert identities.read(old.carry_out([identities.INFO])[0]).data_id == ""
     # The other replica followed the old primary, which has the new primary's data by now.
     assert pushed(fleet.network.nodes[OTHER])[-1] == 1000
     fleet.group.attach(OTHER)
@@ -127,18 +127,18 @@ def test_one_that_was_cut_off_is_promoted_with_what_it_had_then(fleet: Fleet) ->
     assert pushed(fleet.server) == list(range(189))
 
 
-def test_a_primary_that_is_made_a_replica_and_promoted_again_is_in_another_life(fleet: Fleet) -> None:
+def test_a_primary_that_is_made_a_replica_and_promoted_again_has_another_data_id(fleet: Fleet) -> None:
     old = fleet.server
-    before = old.life
+    before = old.identity
     write(old, 1, 2, 3)
     fleet.group.promote(COPY)
     fleet.group.attach(SERVER)
     fleet.world.now += 1
     fleet.group.promote(SERVER)
     assert fleet.server is old
-    assert old.life.process == before.process
-    assert old.life.follows(fleet.network.nodes[COPY].life.name)
-    assert not old.life.follows(before.name)
+    assert old.identity.process == before.process
+    assert old.identity.follows(fleet.network.nodes[COPY].identity.data_id)
+    assert not old.identity.follows(before.data_id)
 
 
 def test_a_promoted_server_is_rebuilt_with_the_times_of_both(fleet: Fleet) -> None:
@@ -149,7 +149,7 @@ def test_a_promoted_server_is_rebuilt_with_the_times_of_both(fleet: Fleet) -> No
             fleet.server.carry_out([(b"EVAL", stamp, 1, b"times"), (b"SET", fleet.world.now, 1, b"PX", 700)])
         if fleet.server.name == SERVER:
             fleet.group.promote(COPY)
-    rebuilt = fleet.server.rebuilt(fleet.world.now, fleet.server.life)
+    rebuilt = fleet.server.rebuilt(fleet.world.now, fleet.server.identity)
     assert content(rebuilt) == content(fleet.server)
 
 
@@ -168,8 +168,8 @@ def test_a_script_hears_of_another_name_of_the_data(fleet: Fleet) -> None:
     fleet.group.rename()
     fleet.server.carry_out([(b"EVAL", said, 1, b"after")])
     before, after = fleet.server.carry_out([(b"GET", b"before"), (b"GET", b"after")])
-    assert lives.read(after).renames(lives.read(before).name)
-    rebuilt = fleet.server.rebuilt(fleet.world.now, fleet.server.life)
+    assert identities.read(after).renames(identities.read(before).data_id)
+    rebuilt = fleet.server.rebuilt(fleet.world.now, fleet.server.identity)
     assert rebuilt.carry_out([(b"GET", b"before"), (b"GET", b"after")]) == [before, after]
 
 

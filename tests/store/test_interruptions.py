@@ -558,7 +558,7 @@ def test_writing_a_command_may_be_interrupted_at_any_moment() -> None:
             raise Interrupted
 
         signal.signal(signal.SIGALRM, interrupt)
-        packer, driver, count = Packer("a-life"), _Words(), 0
+        packer, driver, count = Packer("a-data-id"), _Words(), 0
         while count < 1000:
             try:
                 signal.setitimer(signal.ITIMER_REAL, 0.00003 + count % 97 * 1e-7)

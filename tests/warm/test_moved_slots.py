@@ -1,4 +1,4 @@
-"""Whether a partition that shows another node's life has just moved here. Law: in doubt it is recovered."""
+"""Whether a partition that shows another node's data id has just moved here. Law: in doubt it is recovered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distributed_state.port.lives import Life
+from distributed_state.port.identities import ServerIdentity
 from distributed_state.tiers.recovery import Recovery
 from distributed_state.warm.answers import PartitionState
 
@@ -17,11 +17,11 @@ STARTED = 990  # by this node's clock, in whole seconds
 
 
 class Node:
-    """A node that has been running for ten seconds; the node whose life the partition shows is called "there"."""
+    """A node that has been running for ten seconds; the node whose data id the partition shows is called "there"."""
 
     is_cluster = True
 
-    async def lives_elsewhere(self, name: str, node: str) -> bool:
+    async def has_data_elsewhere(self, name: str, node: str) -> bool:
         return name == "there/1"
 
     async def command_with(self, node: str, word: bytes, *more: Any) -> Any:
@@ -36,15 +36,15 @@ def recovery() -> Recovery:
 async def is_same(proved: float, former: str = "") -> bool:
     """Whether a partition that was last used then is taken for one that has just moved."""
     place = PartitionState("epoch", 1, 1, 0, "there/1", int(proved * 1000))
-    life = Life("here", "2", True, former)
-    elsewhere = await recovery()._is_elsewhere(place, life, "node")
-    return await recovery()._is_same(place, life, "node", elsewhere=elsewhere)
+    identity = ServerIdentity("here", "2", True, former)
+    elsewhere = await recovery()._is_elsewhere(place, identity, "node")
+    return await recovery()._is_same(place, identity, "node", elsewhere=elsewhere)
 
 
-async def is_apart(life: str, proved: float, former: str = "", epoch: str = "epoch") -> bool:
-    """Whether the keys of a partition of that life, last used whole then, may be of several moments."""
-    place = PartitionState(epoch, 1, 1, 0, life, int(proved * 1000))
-    here = Life("here", "2", True, former)
+async def is_apart(data_id: str, proved: float, former: str = "", epoch: str = "epoch") -> bool:
+    """Whether the keys of a partition with that data id, last used whole then, may be of several moments."""
+    place = PartitionState(epoch, 1, 1, 0, data_id, int(proved * 1000))
+    here = ServerIdentity("here", "2", True, former)
     elsewhere = await recovery()._is_elsewhere(place, here, "node")
     return await recovery()._is_mixed(place, here, "node", elsewhere=elsewhere)
 

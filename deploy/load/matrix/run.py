@@ -31,7 +31,7 @@ PARTITIONS = 4
 MAX_STALENESS = 1.0
 _WENT_ON = 20.0
 _HEARD = 10.0
-_DETECTED = re.compile(r"partition \d+.*(fit|lost|diverg|epoch|life|older|empt)", re.IGNORECASE)
+_DETECTED = re.compile(r"partition \d+.*(fit|lost|diverg|epoch|data id|older|empt)", re.IGNORECASE)
 
 
 @dataclass(slots=True)

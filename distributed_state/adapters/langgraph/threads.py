@@ -214,7 +214,7 @@ class Thread:
         items.append(PutItem(collection=CHECKPOINTS, key=checkpoint_key(namespace, saved.id), value=saved.pack()))
         tag = None if saved.run is None else run_tag(saved.run)
         if namespace:
-            await self._demand_of_this_life(root_of(config, metadata))
+            await self._demand_same_thread(root_of(config, metadata))
             await self._commit({}, [], items, None, tag)
         else:
             await self._advance(saved, parent, items, tag)
@@ -389,7 +389,7 @@ class Thread:
         if (await self.find("", checkpoint_id)) is None:
             raise self._deleted()
 
-    async def _demand_of_this_life(self, root: str | None) -> None:
+    async def _demand_same_thread(self, root: str | None) -> None:
         """Check the same for a save that belongs to a root checkpoint, which the run may still be saving."""
         if self.recent.seen(self.id) is None or isinstance(root, Latest | Addressed):
             await self._demand_living(root)
@@ -415,7 +415,7 @@ class Thread:
         if not items:
             return
         # The checkpoint may be saved later: LangGraph saves both in the background.
-        await self._demand_of_this_life(root_of(config, {}) if namespace else checkpoint_id)
+        await self._demand_same_thread(root_of(config, {}) if namespace else checkpoint_id)
         fields = {} if namespace else {flag(checkpoint_id): 1}
         await self._write({"set": fields, "items": list(items.values())})
         self.known.flags.update(fields)

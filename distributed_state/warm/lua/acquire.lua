@@ -2,7 +2,7 @@
   Take a lock, or a place in its queue. A free lock goes to the head of the queue; the next waiter gets it only if the head
   does not come within the grace period.
   KEYS  lock  wait  meta  record  channel  lock_channel  leases
-  ARGV  life        of the connection: see port/lives.py
+  ARGV  data_id     of the connection: see port/identities.py
         mode        'x' exclusive, 'a' advisory
         holder      a name that is used for this attempt only
         ttl_ms      of the lock
@@ -18,7 +18,7 @@
   A place in the queue is the member 'deadline:name', scored by order, which no other place has.
 ]]
 local lock, wait, meta, record, channel, lock_channel, leases = unpack(KEYS)
-local life, mode, holder, ttl_ms, place, order = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local data_id, mode, holder, ttl_ms, place, order = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local patience_ms, grace_ms, seize = ARGV[7], ARGV[8], ARGV[9]
 -- @include clock
 -- @include epoch

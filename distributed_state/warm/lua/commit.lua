@@ -2,7 +2,7 @@
   Change one record. A script does not roll back, so every check comes before the first write.
   KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  lifetimes  items
         the last four only for operations 'e', 'E', 'x', 'X' and on items; lifetimes only for 'x', 'X' and on items
-  ARGV  life            of the connection: see port/lives.py
+  ARGV  data_id         of the connection: see port/identities.py
         replica         part of the op id: see known_op.lua
         epoch           under which the caller read the record, '' = any
         sequence, oldest, digest     the rest of the op id
@@ -36,7 +36,7 @@
 ]]
 local record, lock, hydration, journal, meta, channel, events, events_channel, lifetimes, items = unpack(KEYS)
 -- All are strings. Arithmetic converts one where it is needed, which costs half of what tonumber() does.
-local life, replica, epoch, sequence, oldest, digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text,
+local data_id, replica, epoch, sequence, oldest, digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text,
   own_channel, expectations = unpack(ARGV, 1, 17)
 local first_step = expectations == '0' and 18 or 18 + 2 * expectations
 local call, words = redis.call, ARGV
@@ -49,7 +49,7 @@ local record_bytes = 33554432 -- @constant
 local window_ms = 300000 -- @constant how long op ids of other replicas are kept
 local kept_events = 10000 -- @constant how many lifecycle events stay in the stream
 
--- Is the partition here, in the life of the data that the connection was made in?
+-- Is the partition here, under the data id of the connection?
 -- @include clock
 local written = call('HGET', meta, 'journal')
 -- @include written

@@ -4,7 +4,7 @@
   older data, or another server, would confirm a commit that it never had. Without the write, Valkey answers at once, because the
   connection has written nothing.
   KEYS  journal  meta  record
-  ARGV  life     of the connection: see port/lives.py
+  ARGV  data_id  of the connection: see port/identities.py
         epoch    under which it was committed
         at       its offset in the journal; if it was sent again, the offset of the journal's end at that time
         event    its entry's id, '' = not known: the record's version is checked instead
@@ -14,7 +14,7 @@
         | {'other'}   it is not here: lost, or archived and trimmed; SQL knows which
 ]]
 local journal, meta, record = KEYS[1], KEYS[2], KEYS[3]
-local life, epoch, at, event, version, back = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+local data_id, epoch, at, event, version, back = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local call = redis.call
 -- same_data is not included: the event identifies the commit, which is not lost if only the data id changed.
 local written = call('HGET', meta, 'journal')

@@ -2,7 +2,7 @@
   Write a lifecycle event without a commit: into the stream, and into the journal so that it is archived.
   KEYS  journal  meta  events  events_channel  roll
         roll only with a member
-  ARGV  life                of the connection: see port/lives.py
+  ARGV  data_id             of the connection: see port/identities.py
         replica, sequence   the event's id
         since               ms of the server's clock: the event was not written before that time
         event_type, subject, actor, data
@@ -16,7 +16,7 @@
         | {'unsure', ms, epoch}   if it was written, it is no longer in the stream, and only SQL knows; the server's clock
 ]]
 local journal, meta, events, events_channel, roll = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local life, replica, sequence, since, event_type, subject, actor, data, publish_bytes, journal_entries, journal_bytes,
+local data_id, replica, sequence, since, event_type, subject, actor, data, publish_bytes, journal_entries, journal_bytes,
   kept_events, member = unpack(ARGV)
 since, publish_bytes, journal_entries = since + 0, publish_bytes + 0, journal_entries + 0
 journal_bytes, kept_events = journal_bytes + 0, kept_events + 0

@@ -2,11 +2,11 @@
   Put an archived record back, if it was not changed after the token was left. The op ids of its earlier commits are only
   in SQL; those of later commits are noted here by commit.lua.
   KEYS  record  hydration  meta  items
-  ARGV  life (of the connection: see port/lives.py), epoch, token, ttl_ms, then field, value, ...
+  ARGV  data_id (of the connection: see port/identities.py), epoch, token, ttl_ms, then field, value, ...
   Returns {'ok', ms of the server's clock} | {'present'} | {'lost'} | {'epoch', epoch} | {'uninitialised'}
 ]]
 local record, hydration, meta, items = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local life, epoch, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local data_id, epoch, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 -- @include clock
 -- @include epoch
 -- @include same_data

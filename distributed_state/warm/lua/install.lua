@@ -2,7 +2,7 @@
   Start a partition under a new epoch, which SQL knows already. Offsets of the journal start from the beginning. Records of the previous
   epoch stay unless they were discarded.
   KEYS  meta  journal  events
-  ARGV  life       of the connection: see port/lives.py
+  ARGV  data_id    of the connection: see port/identities.py
         token      of the right to mint
         seen       the previous epoch, when the right was given; '' = none
         epoch
@@ -13,11 +13,11 @@
   Returns {'ok'} | {'live', epoch} | {'lost'}
 ]]
 local meta, journal, events = KEYS[1], KEYS[2], KEYS[3]
-local life, token, seen, epoch, continued, ended, floor, known = unpack(ARGV, 1, 8)
+local data_id, token, seen, epoch, continued, ended, floor, known = unpack(ARGV, 1, 8)
 -- @include epoch
 if current then return {'live', current} end
 -- @include mint_right
-if life == '' or not may then return {'lost'} end
+if data_id == '' or not may then return {'lost'} end
 local before = redis.call('HMGET', meta, 'event', 'event_floor', 'event_floor_ms', 'token', 'continues', 'interests')
 -- @include clock
 -- DEL comes first: after it even a full Redis accepts the rest.
@@ -39,7 +39,7 @@ floor = format('%d', math.max(floor + 0, (before[4] or '0') + 0))
 -- `fresh`: earlier op ids and events are not here: see commit.lua and emit.lua. `lifetimes` is filled again.
 redis.call('HDEL', meta, 'mint', 'lifetimes', 'names', 'k0', 'k1', 'k2', 'k3', 'k4', 'k5', 'k6', 'k7', 'k8', 'k9',
   'ka', 'kb', 'kc', 'kd', 'ke', 'kf')
-redis.call('HSET', meta, 'epoch', epoch, 'life', life, 'journal', epoch .. ' 0 0 0 0 ' .. life .. ' 0', 'token', floor,
+redis.call('HSET', meta, 'epoch', epoch, 'life', data_id, 'journal', epoch .. ' 0 0 0 0 ' .. data_id .. ' 0', 'token', floor,
   'event', event, 'event_floor', event_floor, 'event_floor_ms', floor_ms, 'continues', continues,
   'ended', ended, 'fresh', format('%d', now_ms))
 -- Lists of event types begin again with this event; if Redis is too full for that, subscribers ask again.

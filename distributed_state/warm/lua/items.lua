@@ -1,7 +1,7 @@
 --[[
   Read those items of a record that Redis has.
   KEYS  record  items  meta
-  ARGV  life    of the connection: see port/lives.py
+  ARGV  data_id of the connection: see port/identities.py
         ttl_ms  a TTL that exists is extended to this when a tenth of it is gone
         then names
   Returns {'ok', epoch, version, since, item, ...}   as in item_window.lua; an item is 'version ' and its frame, '-' if
@@ -9,7 +9,7 @@
         | {'cold', epoch} | {'uninitialised'}
 ]]
 local record, items, meta = KEYS[1], KEYS[2], KEYS[3]
-local life, ttl_ms = ARGV[1], ARGV[2]
+local data_id, ttl_ms = ARGV[1], ARGV[2]
 local call = redis.call
 -- @include clock
 -- @include epoch

@@ -1,7 +1,7 @@
 --[[
   Read the items of a record's collection that Redis has, in the order of their keys, including deleted ones.
   KEYS  record  items  meta
-  ARGV  life    of the connection: see port/lives.py
+  ARGV  data_id of the connection: see port/identities.py
         ttl_ms  as in items.lua
         collection, prefix
         after, before    '=' and a key, which is left out; '' = no bound
@@ -12,7 +12,7 @@
         | {'cold', epoch} | {'uninitialised'}
 ]]
 local record, items, meta = KEYS[1], KEYS[2], KEYS[3]
-local life, ttl_ms, collection, prefix, after, before, reverse, limit, bytes = unpack(ARGV, 1, 9)
+local data_id, ttl_ms, collection, prefix, after, before, reverse, limit, bytes = unpack(ARGV, 1, 9)
 limit, bytes = limit + 0, bytes + 0
 local call = redis.call
 -- @include clock

@@ -1,11 +1,11 @@
 --[[
   Write a journal entry that changes nothing, so that entries before it can be trimmed.
   KEYS  journal  meta
-  ARGV  life (of the connection: see port/lives.py), epoch, event
+  ARGV  data_id (of the connection: see port/identities.py), epoch, event
   Returns {'ok', offset} | {'epoch'}
 ]]
 local journal, meta = KEYS[1], KEYS[2]
-local life, epoch, event = ARGV[1], ARGV[2], ARGV[3]
+local data_id, epoch, event = ARGV[1], ARGV[2], ARGV[3]
 local call = redis.call
 -- @include clock
 local written = call('HGET', meta, 'journal')

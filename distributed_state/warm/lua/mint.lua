@@ -1,22 +1,22 @@
 --[[
-  Ask for the right to start a partition that holds no epoch, or one of another life of the data. Only one caller has it at
-  a time. From now on writes are refused, even on connections that were made before the life changed.
+  Ask for the right to start a partition that holds no epoch, or one with another data id. Only one caller has it at
+  a time. From now on writes are refused, even on connections that were made before the data id changed.
   KEYS  meta
-  ARGV  life    of the connection: see port/lives.py; '' = of a replica
-        token       ends in '@' and the life in which the right was first asked for
+  ARGV  data_id     of the connection: see port/identities.py; '' = of a replica
+        token       ends in '@' and the data id under which the right was first requested
         token_ms
-        over    an epoch that is to end, though it is of this life; '' = none
-        held    '1' = the caller has the right already, and only extends it
+        over        an epoch that is to end, even if it has this data id; '' = none
+        held        '1' = the caller has the right already, and only extends it
   Returns {'live', epoch} | {'busy'} | {'ok', epoch before | ''}
 ]]
 local meta = KEYS[1]
-local life, token, token_ms, over, held = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local data_id, token, token_ms, over, held = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local call = redis.call
 -- @include epoch
 if current and current ~= over then return {'live', current} end
 -- A connection to a replica has no data id to note; the caller makes another connection. A right that was granted under
 -- another data id is not valid under this one, which may have older data than the holder has read.
-if life == '' or string.sub(token, -#life - 1) ~= '@' .. life then return {'busy'} end
+if data_id == '' or string.sub(token, -#data_id - 1) ~= '@' .. data_id then return {'busy'} end
 -- @include clock
 -- `mint` is '<token> <until_ms>', a field of a key without a TTL: a full Redis would evict a key with a TTL at once.
 local kept = call('HMGET', meta, 'epoch', 'journal', 'mint')

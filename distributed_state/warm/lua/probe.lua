@@ -3,13 +3,13 @@
   because only a server that accepts writes may send notices: an isolated or former primary refuses the script, but would
   execute a single SPUBLISH.
   KEYS  meta  echoes
-  ARGV  life    of the connection: see port/lives.py
+  ARGV  data_id of the connection: see port/identities.py
         sent    by the replica's monotonic clock
   Returns {'ok', seconds, microseconds}   the server's clock
-        | {'other'}   the data of the server has another life than when the connection was made
+        | {'other'}   the data of the server has another id than when the connection was made
 ]]
 local meta, echoes = KEYS[1], KEYS[2]
-local life, sent = ARGV[1], ARGV[2]
+local data_id, sent = ARGV[1], ARGV[2]
 -- @include clock
 -- @include epoch
 -- @include same_data

@@ -1,7 +1,7 @@
 --[[
   Read a whole record, extend the TTL of an archived one, and leave a hydration token if the record is absent.
   KEYS  record  hydration  meta
-  ARGV  life             of the connection: see port/lives.py
+  ARGV  data_id          of the connection: see port/identities.py
         epoch, version   what the caller has, '' = nothing
         token   the beginning of the hydration token that is left for an absent record
         ttl_ms  a TTL that exists is extended to this when a tenth of it is gone
@@ -9,7 +9,7 @@
         token '' = Redis is too full to leave one: the caller reads SQL and does not hydrate the record
 ]]
 local record, hydration, meta = KEYS[1], KEYS[2], KEYS[3]
-local life, epoch, version, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local data_id, epoch, version, token, ttl_ms = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 -- @include clock
 -- @include epoch
 -- @include same_data

@@ -1,11 +1,11 @@
 --[[
-  Keep a lock, if it is still ours, and of this life of the data.
+  Keep a lock, if it is still ours, under the same data id.
   KEYS  lock  meta
-  ARGV  life (of the connection: see port/lives.py), lock_value, ttl_ms
+  ARGV  data_id (of the connection: see port/identities.py), lock_value, ttl_ms
   Returns {'ok'} | {'lost'} | {'uninitialised'}
 ]]
 local lock, meta = KEYS[1], KEYS[2]
-local life, lock_value, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
+local data_id, lock_value, ttl_ms = ARGV[1], ARGV[2], ARGV[3]
 -- @include clock
 -- @include epoch
 -- @include same_data

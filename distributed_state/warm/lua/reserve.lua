@@ -1,12 +1,12 @@
 --[[
   Add the id of a record that is imported into SQL to the known ids, so that it is not taken for new.
   KEYS  meta
-  ARGV  life    of the connection: see port/lives.py
+  ARGV  data_id  of the connection: see port/identities.py
         epoch, text
   Returns {'ok'} | {'epoch'}
 ]]
 local meta = KEYS[1]
-local life, epoch, text = ARGV[1], ARGV[2], ARGV[3]
+local data_id, epoch, text = ARGV[1], ARGV[2], ARGV[3]
 -- @include clock
 -- @include epoch
 -- @include same_data

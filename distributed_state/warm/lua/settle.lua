@@ -2,13 +2,13 @@
   Note that a record is archived up to a version: give it its TTL if that is the current one, drop archived messages
   beyond the recent ones, likewise items, and op ids that take more than one small field.
   KEYS  record  journal  meta  items
-  ARGV  life    of the connection: see port/lives.py
+  ARGV  data_id  of the connection: see port/identities.py
         epoch, offset, event   of the journal entry of that version, or of a later one; if another entry is there, nothing is done
         version, ttl_ms, archived (messages below this number are in SQL), recent (how many stay)
   Returns {'ok'} | {'gone'} | {'epoch'} | {'other'}
 ]]
 local record, journal, meta, items = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local life, epoch, offset, event, version, ttl_ms, archived, recent = unpack(ARGV)
+local data_id, epoch, offset, event, version, ttl_ms, archived, recent = unpack(ARGV)
 local window_items = 64 -- @constant how many archived items stay
 local window_bytes = 262144 -- @constant
 local walked_entries = 10000 -- @constant how much of the log one call walks: a later one goes on there

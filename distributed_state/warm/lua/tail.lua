@@ -1,11 +1,11 @@
 --[[
   The last entry of a partition's journal; event '' if there is none yet, or the journal lacks it.
   KEYS  journal  meta
-  ARGV  life    of the connection: see port/lives.py
+  ARGV  data_id  of the connection: see port/identities.py
   Returns {'ok', epoch, offset, event} | {'uninitialised'}
 ]]
 local journal, meta = KEYS[1], KEYS[2]
-local life, call = ARGV[1], redis.call
+local data_id, call = ARGV[1], redis.call
 -- @include clock
 local written = call('HGET', meta, 'journal')
 -- @include written

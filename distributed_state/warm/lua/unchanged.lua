@@ -1,12 +1,12 @@
 --[[
   Compare records of a partition with the versions that the caller has. No TTL is extended, and no hydration token is left.
   KEYS  meta  records ...
-  ARGV  life   of the connection: see port/lives.py
+  ARGV  data_id of the connection: see port/identities.py
         then for each record the caller's 'epoch version'
   Returns {'ok', words} | {'uninitialised'}   a word for each record, with spaces between: same, other or absent
 ]]
 local meta, records = KEYS[1], {unpack(KEYS, 2)}
-local life = ARGV[1]
+local data_id = ARGV[1]
 -- @include clock
 -- @include epoch
 -- @include same_data

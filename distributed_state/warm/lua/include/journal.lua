@@ -1,6 +1,6 @@
 --[[
   An entry at the end of a partition's journal, and the partition's counts with it.
-  Expects  clock, life, written and same_data (offset and bytes may be numbers by now), journal
+  Expects  clock, data_id, written and same_data (offset and bytes may be numbers by now), journal
            entry_id, text, version, kind, actor, token_held, last_message, data; text '' and version '0' = no record
            last_event    the number of the last event, if there are new ones, else nil; when that was is noted as well
   Defines  offset, bytes    of this one, as texts
@@ -8,7 +8,7 @@
 local alone = offset - archived_offset == 0
 offset, bytes = format('%d', offset + 1), format('%d', bytes + #data + #text + 128)
 local progress = current .. ' ' .. offset .. ' ' .. bytes .. ' ' .. archived_offset .. ' ' .. archived_bytes
-  .. ' ' .. life .. ' ' .. proved
+  .. ' ' .. data_id .. ' ' .. proved
 -- Written in one call, because a second one would cost more than all of this.
 if last_event then
   call('HSET', meta, 'journal', progress, 'event', last_event, 'event_ms', format('%d', now_ms))

@@ -7,7 +7,7 @@
   Defines  place, mark   the field, and the digits of the id
            listed        what the field holds
            is_new        whether it is new, and there is room to add it
-           fresh         ms of the server's clock, false = none: what was sent before may have been applied in another life
+           fresh         ms of the server's clock, false = none: what was sent before may have been applied to other data
 ]]
 local number, complete = 0, nil
 -- Exact in doubles. The embedded server has no sha1hex.

@@ -1,4 +1,4 @@
-"""A server begins another life of its data: nothing that SQL has is hidden, nothing is given twice, nobody comes back.
+"""A server begins with another data id: nothing that SQL has is hidden, nothing is given twice, nobody comes back.
 
 Restarts with the same and with older files, a server that was made a replica and promoted again, a name that changes
 while nothing is lost, and recoveries that are ended in the middle.
@@ -104,10 +104,7 @@ def test_each_epoch_has_a_line_that_says_why_it_began_and_what_was_lost(
     assert (first.levelname, first.former_epoch) == ("INFO", "")
     assert "nothing was there before to lose" in first.getMessage()
     assert [line.former_epoch for line in (restarted, older)] == epochs[:2]
-    assert (
-        "another life of its data, and has what SQL has; 0 commits were restored from their writers"
-        in restarted.getMessage()
-    )
+    assert "another data id, and has what SQL has; 0 commits were restored from their writers" in restarted.getMessage()
     assert re.search("Redis was emptied|and lacks what SQL has", older.getMessage())
     assert (older.levelname, older.put_back, older.branched) == ("WARNING", 0, 0)
     assert "lost: commits acknowledged after offset" in older.getMessage()
@@ -130,7 +127,7 @@ async def test_on_the_asyncio_face_too(rewound: Rewound, archive: str) -> None:
 
 
 def test_what_only_its_writer_knows_is_archived_with_the_rest(rewound: Rewound, archive: str) -> None:
-    """Nobody has met the other life yet, and the journal that came back has nothing that SQL lacks."""
+    """Nobody has met the other data id yet, and the journal that came back has nothing that SQL lacks."""
     with opened(rewound.server, archive) as store:
         store.session("s").set("n", 1)
         store.admin.archive()
@@ -180,11 +177,11 @@ def test_no_version_is_given_twice(rewound: Rewound, archive: str) -> None:
     goes_on_after_a_power_cut(rewound, archive)
 
 
-def test_without_comparing_lives_versions_are_given_twice(rewound: Rewound, archive: str) -> None:
+def test_without_comparing_data_ids_versions_are_given_twice(rewound: Rewound, archive: str) -> None:
     """Negative control."""
     with (
         believing_a_note_for_ever(),
-        sabotage("commit", "if current_life ~= life then current = nil end", "life = current_life or life"),
+        sabotage("commit", "if kept_data_id ~= data_id then current = nil end", "data_id = kept_data_id or data_id"),
         pytest.raises(AssertionError),
     ):
         goes_on_after_a_power_cut(rewound, archive)
@@ -204,7 +201,7 @@ def test_what_an_idle_partition_lost_is_noticed_by_an_archiver(rewound: Rewound,
 # What is over
 
 
-def test_a_lease_of_another_life_is_over_and_tokens_grow(rewound: Rewound, archive: str) -> None:
+def test_a_lease_of_another_data_id_is_over_and_tokens_grow(rewound: Rewound, archive: str) -> None:
     with opened(rewound.server, archive) as store, opened(rewound.server, archive) as other:
         session = store.session("s")
         session.set("n", 0)
@@ -380,7 +377,7 @@ def believing_a_note_for_ever() -> Iterator[None]:
 
 
 def noticed_by_the_first(change: Callable[[Any], object], archive: str) -> None:
-    """The connection is of the life before, and so is what the partition notes: a copy. Nobody else looks or writes."""
+    """The connection has the previous data id, and so has the partition, a copy. Nobody else reads or writes."""
     with pair() as (server, replica), opened(server, archive, beat=30.0) as store:
         session = store.session("s")
         swap(server, replica, session, store)
@@ -671,17 +668,17 @@ def test_a_connection_that_was_made_to_a_replica_starts_nothing(rewound: Rewound
 
 def test_the_right_to_start_is_not_what_a_full_redis_evicts(rewound: Rewound, archive: str) -> None:
     with opened(rewound.server, archive) as store:
-        life, keys = "1", store._core._lifecycle.tiers().keys.partition(0)
+        data_id, keys = "1", store._core._lifecycle.tiers().keys.partition(0)
         with redis.Redis.from_url(rewound.server.url) as client:
 
             def asked(token: str, ms: int) -> object:
-                return client.eval(MINT.text, 1, keys.meta, life, f"{token}@1", ms)
+                return client.eval(MINT.text, 1, keys.meta, data_id, f"{token}@1", ms)
 
             client.flushall()
             assert asked("first", 60_000) == [b"ok", b""]
             assert client.info("keyspace")["db0"]["expires"] == 0
             assert asked("second", 60_000) == [b"busy"]
-            # A right of another life is not renewed: its holder saw other data.
+            # A right of another data id is not renewed: its holder saw other data.
             assert client.eval(MINT.text, 1, keys.meta, "2", "first@1", 60_000) == [b"busy"]
             assert asked("first", 1) == [b"ok", b""]
             time.sleep(0.01)

@@ -40,7 +40,7 @@ class KnownReplicas(NamedTuple):
     others: frozenset[str]
 
 
-class Life(NamedTuple):
+class ServerIdentity(NamedTuple):
     """The identity of a server's data: `data` names the data, `process` the server that runs.
 
     `primary`: whether it takes writes. `former`: the name of the data before this server was promoted or started, if it
@@ -53,20 +53,20 @@ class Life(NamedTuple):
     former: str = ""
 
     @property
-    def name(self) -> str:
+    def data_id(self) -> str:
         """The data id that scripts compare, "" for a replica, which shows its primary's name."""
         return f"{self.data}/{self.process}" if self.primary else ""
 
-    def renames(self, name: str) -> bool:
+    def renames(self, data_id: str) -> bool:
         """Whether this is the data of that id under a new name.
 
         A primary renames its data when its first replica connects, and some time after its last one left.
         """
-        return not self.former and name.rpartition("/")[2] == self.process and name != self.name
+        return not self.former and data_id.rpartition("/")[2] == self.process and data_id != self.data_id
 
-    def follows(self, name: str) -> bool:
+    def follows(self, data_id: str) -> bool:
         """Whether the server was promoted, or started, with the data of that id."""
-        return bool(self.former) and name.partition("/")[0] == self.former
+        return bool(self.former) and data_id.partition("/")[0] == self.former
 
 
 log = logging.getLogger(__name__)
@@ -75,11 +75,11 @@ _NOBODY = "0" * 40
 _LETTERS = 12
 
 
-EMBEDDED = Life("embedded", "embedded", True)
-UNKNOWN = Life("", "", True)  # of a server that refuses INFO: only a complete loss is noticed
+EMBEDDED = ServerIdentity("embedded", "embedded", True)
+UNKNOWN = ServerIdentity("", "", True)  # of a server that refuses INFO: only a complete loss is noticed
 
 
-def read(answer: Any) -> Life:
+def read(answer: Any) -> ServerIdentity:
     """Parse the reply to `INFO`, or raise it if it is an error."""
     if isinstance(answer, Exception):
         if str(answer).startswith("NOPERM"):
@@ -91,4 +91,4 @@ def read(answer: Any) -> Life:
     former = facts.get("master_replid2", _NOBODY).replace(_NOBODY, "")
     # A part of each, of 160 random bits, is enough; every script reads and compares them.
     names = (facts.get("master_replid", "")[:_LETTERS], facts.get("run_id", "")[:_LETTERS])
-    return Life(*names, facts.get("role", "master") == "master", former[:_LETTERS])
+    return ServerIdentity(*names, facts.get("role", "master") == "master", former[:_LETTERS])
