@@ -515,8 +515,18 @@ class AsyncRecord:
         """
         return await history.checkpoints(self._context, Page(limit=limit, before=before, after=after, order=order))
 
-    async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
-        """Restore the state `steps` states ago, at a checkpoint or at a version, and return the new version.
+    async def rollback(
+        self,
+        *,
+        steps: int | None = None,
+        label: str | None = None,
+        version: int | None = None,
+        checkpoints: int | None = None,
+    ) -> int:
+        """Restore an earlier state and return the new version: one step back, or what one of the arguments names.
+
+        `steps` back, the last checkpoint with this `label`, the last checkpoint of any name (`checkpoints=1`; 2 is the
+        one before it), or a `version`.
 
         Example::
 
@@ -529,9 +539,9 @@ class AsyncRecord:
         is a commit that changed any of these, including a deletion. Rollbacks and checkpoints are not steps, so
         repeated rollbacks of one step go 3 -> 2 -> 1. A rollback itself is undone by `version`. Answered requests stay
         answered: the same request is not applied again, so a caller that wants it applied again gives it another id.
-        Raises NotFound if there are fewer steps, Deleted if the record was deleted in the target state.
+        Raises NotFound if there are fewer steps or checkpoints, Deleted if the record was deleted in the target state.
         """
-        return await restoring.rollback(self._context, steps, label, version)
+        return await restoring.rollback(self._context, restoring.Target(steps, label, version, checkpoints))
 
     async def fork(self, new_id: str, *, version: int | None = None, branch: str | None = None) -> int:
         """Start another record, of the same scope and owner, from this one's state at `version` (default: now).

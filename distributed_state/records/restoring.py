@@ -14,6 +14,7 @@ Design: section 11.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -53,45 +54,41 @@ from distributed_state.values.model import (
 from distributed_state.warm.answers import Draft
 
 
-async def rollback(
-    context: RecordContext, steps: int | None, label: str | None, version: int | None, *, note: Note | None = None
-) -> int:
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The state that a rollback restores: one of these; by default one step back."""
+
+    steps: int | None = None
+    label: str | None = None
+    version: int | None = None
+    checkpoints: int | None = None
+
+    def __post_init__(self) -> None:
+        given = sum(each is not None for each in (self.steps, self.label, self.version, self.checkpoints))
+        if given > 1:
+            raise InvalidValue("rollback takes one of steps, label, version and checkpoints")
+        if not given:
+            object.__setattr__(self, "steps", 1)
+        for name, count in ("steps", self.steps), ("checkpoints", self.checkpoints):
+            if count is not None and (type(count) is not int or count < 1):
+                raise InvalidValue(f"{name} is an int from 1 on, not {count!r:.80}")
+
+
+async def rollback(context: RecordContext, target: Target, *, note: Note | None = None) -> int:
     """Restore an earlier state of the record; the new version."""
     context.allow("write", None)
 
     async def once() -> int:
-        draft = await plan(context.tiers, context.keys, context.changes(), steps, label, version, note)
+        draft = await plan(context.tiers, context.keys, context.changes(), target, note)
         return (await context.commit(draft)).version
 
     return await write_path.until_no_conflict(context.tiers, once)
 
 
-async def plan(
-    tiers: Tiers,
-    names: RecordKeys,
-    changes: Changes,
-    steps: int | None,
-    label: str | None,
-    version: int | None,
-    note: Note | None = None,
-) -> Draft:
+async def plan(tiers: Tiers, names: RecordKeys, changes: Changes, to: Target, note: Note | None = None) -> Draft:
     """The change that restores an earlier state; it applies only at the version that it was made for."""
-    if sum(each is not None for each in (steps, label, version)) != 1:
-        raise InvalidValue("rollback takes exactly one of steps, label and version")
     present = await read_path.read(tiers, names, fresh=True)
-    if steps is not None:
-        if type(steps) is not int or steps < 1:
-            raise InvalidValue(f"steps is an int from 1 on, not {steps!r}")
-        if steps >= present.version:
-            raise NotFound(f"{names.ref.text[:200]}: has had {present.version} commits, {steps} back there is none")
-        back = partial(tiers.cold.step_back, names.ref.text, present.version, steps)
-        version = await read_path.archived(tiers, names, back)
-    if label is not None:
-        matching = [each.version for each in await history.named(tiers, names) if each.label == label]
-        if not matching:
-            raise NotFound(f"{names.ref.text[:200]}: no checkpoint {label!r}")
-        version = matching[-1]
-    assert version is not None
+    version = await _version_of(tiers, names, present, to)
     target = await history.state_at(tiers, names, version)
     if target.deleted:
         raise Deleted(f"{names.ref.text[:200]}: was deleted at version {version} already", version=version)
@@ -104,6 +101,27 @@ async def plan(
     if note is not None:
         note(present, changes)
     return changes.draft("rollback", expected=present.version, epoch=present.epoch, deleted="revive")
+
+
+async def _version_of(tiers: Tiers, names: RecordKeys, present: CachedRecord, to: Target) -> int:
+    if to.version is not None:
+        return to.version
+    if to.steps is not None:
+        if to.steps >= present.version:
+            text = f"{names.ref.text[:200]}: has had {present.version} commits, {to.steps} back there is none"
+            raise NotFound(text)
+        back = partial(tiers.cold.step_back, names.ref.text, present.version, to.steps)
+        return await read_path.archived(tiers, names, back)
+    if to.label is not None:
+        labelled = [each for each in await history.named(tiers, names) if each.label == to.label]
+        if not labelled:
+            raise NotFound(f"{names.ref.text[:200]}: no checkpoint {to.label!r}")
+        return labelled[-1].version
+    count = to.checkpoints or 1
+    newest = await history.named(tiers, names, shown_messages.Page(limit=count, order="desc"))
+    if len(newest) < count:
+        raise NotFound(f"{names.ref.text[:200]}: has {len(newest)} checkpoints, not {count}")
+    return newest[-1].version
 
 
 async def _items_differ(tiers: Tiers, names: RecordKeys, present: CachedRecord, target: State) -> bool:

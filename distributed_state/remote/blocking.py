@@ -422,9 +422,16 @@ class RemoteRecord:
         """
         return finish(self._core.checkpoints(after=after, before=before, limit=limit, order=order))
 
-    def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
-        """Restore the state `steps` states ago, at a checkpoint or at a version, and return the new version."""
-        return finish(self._core.rollback(steps=steps, label=label, version=version))
+    def rollback(
+        self,
+        *,
+        steps: int | None = None,
+        label: str | None = None,
+        version: int | None = None,
+        checkpoints: int | None = None,
+    ) -> int:
+        """Restore an earlier state, by default one step back, and return the new version: as a local record does."""
+        return finish(self._core.rollback(steps=steps, label=label, version=version, checkpoints=checkpoints))
 
     def fork(self, new_id: str, *, version: int | None = None, branch: str | None = None) -> int:
         """Start another record, of the same scope and owner, from this one's state at `version` (default: now)."""

@@ -396,9 +396,16 @@ class Past:
         found = await self._place.pages("checkpoints", query, limit, "version", order=order)
         return [values.made(Checkpoint, each) for each in found]
 
-    async def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
-        """Restore the state `steps` states ago, at a checkpoint or at a version, and return the new version."""
-        given = {"steps": steps, "label": label, "version": version}
+    async def rollback(
+        self,
+        *,
+        steps: int | None = None,
+        label: str | None = None,
+        version: int | None = None,
+        checkpoints: int | None = None,
+    ) -> int:
+        """Restore an earlier state, by default one step back, and return the new version: as a local record does."""
+        given = {"steps": steps, "label": label, "version": version, "checkpoints": checkpoints}
         body = {name: each for name, each in given.items() if each is not None}
         return int((await self._place.write(body, to="/rollback", owned=False))["version"])
 

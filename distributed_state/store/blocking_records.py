@@ -413,8 +413,18 @@ class Record:
         """
         return finish(self._core.checkpoints(after=after, before=before, limit=limit, order=order))
 
-    def rollback(self, *, steps: int | None = None, label: str | None = None, version: int | None = None) -> int:
-        """Restore the state `steps` states ago, at a checkpoint or at a version, and return the new version.
+    def rollback(
+        self,
+        *,
+        steps: int | None = None,
+        label: str | None = None,
+        version: int | None = None,
+        checkpoints: int | None = None,
+    ) -> int:
+        """Restore an earlier state and return the new version: one step back, or what one of the arguments names.
+
+        `steps` back, the last checkpoint with this `label`, the last checkpoint of any name (`checkpoints=1`; 2 is the
+        one before it), or a `version`.
 
         Example::
 
@@ -427,9 +437,9 @@ class Record:
         is a commit that changed any of these, including a deletion. Rollbacks and checkpoints are not steps, so
         repeated rollbacks of one step go 3 -> 2 -> 1. A rollback itself is undone by `version`. Answered requests stay
         answered: the same request is not applied again, so a caller that wants it applied again gives it another id.
-        Raises NotFound if there are fewer steps, Deleted if the record was deleted in the target state.
+        Raises NotFound if there are fewer steps or checkpoints, Deleted if the record was deleted in the target state.
         """
-        return finish(self._core.rollback(steps=steps, label=label, version=version))
+        return finish(self._core.rollback(steps=steps, label=label, version=version, checkpoints=checkpoints))
 
     def fork(self, new_id: str, *, version: int | None = None, branch: str | None = None) -> int:
         """Start another record, of the same scope and owner, from this one's state at `version` (default: now).

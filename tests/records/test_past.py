@@ -210,6 +210,32 @@ async def test_each_step_back_goes_one_state_further(opener: Any) -> None:
     ]  # fmt: skip
 
 
+async def test_a_rollback_without_a_goal_is_one_step(store: Any) -> None:
+    session = store.session("s")
+    for number in (1, 2, 3):
+        await session.set("n", number)
+    await session.checkpoint("three")
+    for version, number in ((5, 2), (6, 1)):
+        assert await session.rollback() == version
+        assert await session.get("n") == number
+    with pytest.raises(NotFound):
+        await session.rollback()
+
+
+async def test_a_rollback_by_checkpoints_counts_from_the_last_one(store: Any) -> None:
+    session = store.session("s")
+    for number in (1, 2):
+        await session.set("n", number)
+        await session.checkpoint("same name")
+    await session.set("n", 3)
+    await session.set("n", 4)
+    for version, back, number in ((7, 1, 2), (8, 1, 2), (9, 2, 1)):
+        assert await session.rollback(checkpoints=back) == version
+        assert await session.get("n") == number
+    with pytest.raises(NotFound, match="has 2 checkpoints, not 3"):
+        await session.rollback(checkpoints=3)
+
+
 async def test_a_commit_that_changes_no_state_is_no_step(store: Any) -> None:
     session = store.session("s")
     await session.switch()
@@ -306,14 +332,17 @@ async def test_rollback_brings_back_messages_that_were_cleared(opener: Any) -> N
     assert await texts(session) == ["new"]
 
 
-async def test_rollback_takes_exactly_one_goal_and_only_one_that_was(store: Any) -> None:
+async def test_rollback_takes_one_goal_at_most_and_only_one_that_was(store: Any) -> None:
     session = store.session("s")
     await session.set("a", 1)
     await session.set("a", 2)
-    for goal in ({}, {"steps": 1, "version": 1}, {"steps": 0}, {"steps": -1}, {"version": 0}, {"steps": "1"}):
+    for goal in (
+        {"steps": 1, "version": 1}, {"steps": 0}, {"steps": -1}, {"version": 0}, {"steps": "1"},
+        {"checkpoints": 0}, {"checkpoints": True}, {"checkpoints": 1, "label": "one"},
+    ):  # fmt: skip
         with pytest.raises(InvalidValue):
             await session.rollback(**goal)
-    for goal in ({"steps": 2}, {"steps": 10**9}, {"version": 3}, {"label": "none"}):
+    for goal in ({"steps": 2}, {"steps": 10**9}, {"version": 3}, {"label": "none"}, {"checkpoints": 1}):
         with pytest.raises(NotFound):
             await session.rollback(**goal)
     assert await session.version(fresh=True) == 2

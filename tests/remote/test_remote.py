@@ -610,6 +610,19 @@ async def test_the_past(opens: Opens, id: str) -> None:
         assert (await store.erase(session.id), await session.exists()) == (True, False)
 
 
+async def test_a_rollback_goes_one_step_back_or_to_the_last_checkpoint(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session = store.session(id)
+        for number in (1, 2, 3):
+            await session.set("n", number)
+            if number == 1:
+                await session.checkpoint("one")
+        assert (await session.rollback(), await session.get("n")) == (5, 2)
+        assert (await session.rollback(checkpoints=1), await session.get("n")) == (6, 1)
+        with pytest.raises(NotFound):
+            await session.rollback(checkpoints=2)
+
+
 async def test_a_lock_keeps_others_away(opens: Opens, id: str) -> None:
     async with opens() as store, opens() as other:
         session = store.session(id)

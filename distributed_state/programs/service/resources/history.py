@@ -433,16 +433,20 @@ async def make_checkpoint(scope: Scope, asked: Asked, given: MakeCheckpoint) -> 
 
 
 class Rollback(Body):
-    """The state to restore: a number of `steps` back, the checkpoint `label`, or a `version`; give one of them."""
+    """The state to restore, by one of these: `steps` back, a checkpoint's `label`, last `checkpoints`, a `version`.
+
+    Without any it is one step back.
+    """
 
     steps: Version | None = None
     label: Label | None = None
     version: Version | None = None
+    checkpoints: Version | None = None
 
     @model_validator(mode="after")
     def _one(self) -> Rollback:
-        if sum(each is not None for each in (self.steps, self.label, self.version)) != 1:
-            raise ValueError("give steps, a label or a version, one of them")
+        if sum(each is not None for each in (self.steps, self.label, self.version, self.checkpoints)) > 1:
+            raise ValueError("give one of steps, label, version and checkpoints")
         return self
 
 
@@ -451,7 +455,8 @@ async def rollback(scope: Scope, asked: Asked, given: Rollback) -> Response:
     context = context_of(records.written_by(asked, scope))
     once = OnceOnly.of(asked, context)
     await records.comes_back(asked, context)
-    rolled = partial(restoring.rollback, context, given.steps, given.label, given.version, note=once.note)
+    target = restoring.Target(given.steps, given.label, given.version, given.checkpoints)
+    rolled = partial(restoring.rollback, context, target, note=once.note)
     async with copying(asked.caller.party):
         version, done = await once.settle(once.looked(context, rolled))
     version = version if done is None else done.version
