@@ -1,6 +1,7 @@
 """The state of an agent in a session: its memory for one task and its phase, and their form in a record.
 
-Law: values are frozen, and a save is one commit of the changes since the state was loaded.
+Law: a save is one commit of the changes since the state was loaded. A state is frozen, but its memory changes in place,
+and the states made from it share that memory: a note is not lost, whichever of them is saved.
 
 The whole state is JSON, and is read back as it was written. The history is the record's messages, the phase is the
 record's phase, and everything else is a field: `agent.goal`, `agent.note.<key>`, `agent.tool_call.<number>`. The cost
@@ -110,40 +111,53 @@ class ToolCall(BaseModel):
             tool_call_id=self.call_id,
             content=self.to_observation(),
             timestamp=self.timestamp,
-            metadata={"tool_call": {**known, "duration_ms": self.duration_ms}, **failed},
+            metadata={
+                "call_id": self.call_id,
+                "tool_name": self.tool_name,
+                "tool_call": {**known, "duration_ms": self.duration_ms},
+                **failed,
+            },
         )
 
 
 class WorkingMemory(BaseModel):
-    """The notepad of one task: its goal (or `current_goal`), the plan, completed steps, notes, and tool calls."""
+    """The notepad of one task: its goal (or `current_goal`), the plan, completed steps, notes, and tool calls.
 
-    model_config = FROZEN
+    It changes in place. Its methods return it as well, so that they can be chained.
+    """
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, validate_assignment=True)
 
     goal: Text = Field(default="", validation_alias=AliasChoices("goal", "current_goal"))
-    plan_steps: tuple[Text, ...] = ()
-    completed_steps: tuple[Text, ...] = ()
+    plan_steps: list[Text] = Field(default_factory=list)
+    completed_steps: list[Text] = Field(default_factory=list)
     notes: Annotated[dict[str, Any], AfterValidator(as_json)] = Field(default_factory=dict)
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: list[ToolCall] = Field(default_factory=list)
 
     @property
     def current_goal(self) -> str:
         """The goal."""
         return self.goal
 
+    @current_goal.setter
+    def current_goal(self, goal: str) -> None:
+        self.goal = goal
+
     def plan(self, *steps: str) -> Self:
-        """The memory with a new plan, with no step completed."""
-        for step in steps:
-            text_of(step, "a step")
-        return self.model_copy(update={"plan_steps": steps, "completed_steps": ()})
+        """Begin a new plan, with no step completed."""
+        self.plan_steps = [text_of(step, "a step") for step in steps]
+        self.completed_steps = []
+        return self
 
     def complete(self, step: str) -> Self:
-        """The memory with a step completed. Raises InvalidValue if it is not pending."""
+        """Complete a step. Raises InvalidValue if it is not pending."""
         if step not in self.pending_steps():
-            raise InvalidValue(f"step {step!r:.80} is not pending; pending are {list(self.pending_steps())!r:.200}")
-        return self.model_copy(update={"completed_steps": (*self.completed_steps, step)})
+            raise InvalidValue(f"step {step!r:.80} is not pending; pending are {self.pending_steps()!r:.200}")
+        self.completed_steps.append(step)
+        return self
 
-    def pending_steps(self) -> tuple[str, ...]:
-        """The remaining steps of the plan, in order. A step that the plan has twice must be completed twice."""
+    def pending_steps(self) -> list[str]:
+        """The remaining steps of the plan, in order. A step planned twice must be completed twice."""
         done = Counter(self.completed_steps)
         done.subtract(self.plan_steps)
         left = []
@@ -151,18 +165,24 @@ class WorkingMemory(BaseModel):
             if done[step] < 0:
                 done[step] += 1
                 left.append(step)
-        return tuple(reversed(left))
+        return left[::-1]
 
     def note(self, key: str, value: Any) -> Self:
-        """The memory with a note, any JSON value, added or replaced."""
+        """Add or replace a note, any JSON value."""
         codec.encode(value, f"note {text_of(key, 'the name of a note')!r:.80}")
-        return self.model_copy(update={"notes": {**self.notes, key: value}})
+        self.notes[key] = value
+        return self
 
     def record_tool_call(self, call: ToolCall) -> Self:
-        """The memory with one more call."""
-        if not isinstance(call, ToolCall):
-            raise InvalidValue(f"a tool call is a ToolCall, not {call!r:.80}")
-        return self.model_copy(update={"tool_calls": (*self.tool_calls, call)})
+        """Add a call."""
+        self.tool_calls.append(_checked_call(call))
+        return self
+
+
+def _checked_call(call: Any) -> ToolCall:
+    if not isinstance(call, ToolCall):
+        raise InvalidValue(f"a tool call is a ToolCall, not {call!r:.80}")
+    return call
 
 
 class Role(StrEnum):
@@ -217,7 +237,7 @@ class Saved:
     fields: dict[str, Any]
     phase: str | None
     history: tuple[Message, ...]
-    notes: dict[str, Any]
+    notes: dict[str, bytes]
     tool_calls: tuple[ToolCall, ...]
 
 
@@ -288,16 +308,21 @@ class AgentState(BaseModel):
 
     def record_observation(self, thought: str, call: ToolCall) -> Self:
         """Add a finished call to the memory, and to the history as the assistant's message and the tool's answer."""
-        moved = self._move("step_complete", memory=self.memory.record_tool_call(call))
+        moved = self._move("step_complete")
         asked = Message(
             role="assistant",
             content=text_of(thought, "a thought") or None,
-            tool_calls=[call.to_request()],
+            tool_calls=[_checked_call(call).to_request()],
             timestamp=moved.updated_at,
         )
         answered = Message(
-            role="tool", content=call.to_observation(), tool_call_id=call.call_id, timestamp=moved.updated_at
+            role="tool",
+            content=call.to_observation(),
+            tool_call_id=call.call_id,
+            timestamp=moved.updated_at,
+            metadata={"tool_name": call.tool_name, "call_id": call.call_id},
         )
+        moved.memory.record_tool_call(call)
         return moved.with_messages(asked, answered)
 
     def with_messages(self, *messages: Message | dict[str, Any]) -> Self:
@@ -306,7 +331,7 @@ class AgentState(BaseModel):
         return self.model_copy(update={"history": (*self.history, *added), "updated_at": now()})
 
     def with_memory(self, memory: WorkingMemory) -> Self:
-        """The state with another memory: `state.with_memory(state.memory.note("city", "Oslo"))`."""
+        """The state with another memory: `state.with_memory(WorkingMemory(goal="Oslo"))`."""
         if not isinstance(memory, WorkingMemory):
             raise InvalidValue(f"a memory is a WorkingMemory, not {memory!r:.80}")
         return self.model_copy(update={"memory": memory, "updated_at": now()})
@@ -354,7 +379,6 @@ _STATE = ("iteration", "final_answer", "error_message", "created_at", "updated_a
 _NOTE = "agent.note."
 _CALL = "agent.tool_call."
 _MARK = b"agent.created_at"  # a record without this field holds no state
-_ABSENT: Any = object()
 
 
 # Loading
@@ -396,8 +420,8 @@ def read(names: RecordKeys, entry: CachedRecord, history: list[Message]) -> Agen
 
 def saved(state: AgentState, names: RecordKeys, epoch: str, version: int) -> AgentState:
     """The state with a note that this version of its record holds it."""
-    notes = dict(state.memory.notes)
-    tool_calls = state.memory.tool_calls
+    notes = {key: codec.encode(value) for key, value in state.memory.notes.items()}
+    tool_calls = tuple(state.memory.tool_calls)
     return state.with_saved(
         Saved(names.ref.text, epoch, version, _fields(state), state.phase, state.history, notes, tool_calls)
     )
@@ -531,14 +555,18 @@ def _checked(state: AgentState, base: Saved) -> tuple[AgentState, int, int]:
             },
         }
     )
-    calls = calls[:first] + checked.memory.tool_calls
-    memory = checked.memory.model_copy(update={"notes": dict(memory.notes), "tool_calls": calls})
+    calls = (*calls[:first], *checked.memory.tool_calls)
+    memory = checked.memory.model_copy(update={"notes": dict(memory.notes), "tool_calls": [*calls]})
     return checked.model_copy(update={"history": base.history + checked.history, "memory": memory}), start, first
 
 
 def _new_notes(memory: WorkingMemory, base: Saved) -> dict[str, Any]:
-    # Compared by identity: True equals 1, but is stored differently.
-    return {key: value for key, value in memory.notes.items() if value is not base.notes.get(key, _ABSENT)}
+    # Compared by their bytes: True equals 1, and a list in a note may have been changed in place.
+    return {
+        key: value
+        for key, value in memory.notes.items()
+        if codec.encode(value, f"state.memory.notes.{key}") != base.notes.get(key)
+    }
 
 
 class TaskState(BaseModel):

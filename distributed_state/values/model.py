@@ -15,7 +15,7 @@ from enum import Enum
 from itertools import repeat
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from distributed_state.errors import InvalidValue, TooLarge
 
@@ -190,7 +190,7 @@ class Message(BaseModel):
     tool_calls: list[Any] | None = None
     tool_call_id: str | None = None
     timestamp: float | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = Field(default_factory=dict)
 
     @field_validator("timestamp", mode="before")
     @classmethod
@@ -234,7 +234,7 @@ class Message(BaseModel):
         if read is None:
             return  # another thread was faster
         said, time = read(stored, number)
-        fields = {**_ABSENT, **said}
+        fields = {**_ABSENT, "metadata": {}, **said}
         extra = {name: fields.pop(name) for name in said if name not in _ABSENT} if len(fields) > len(_ABSENT) else {}
         if time is not None and "timestamp" not in said:
             fields["timestamp"] = time

@@ -107,7 +107,7 @@ async def test_every_step_of_a_run_can_be_saved_and_loaded(store: Any) -> None:
         lambda state: state.with_memory(state.memory.note("t", 13).note("u", True)),
         lambda state: state.with_memory(state.memory.note("u", 1)),
         lambda state: state.with_memory(state.memory.model_copy(update={"notes": {"u": 1}})),
-        lambda state: state.with_memory(state.memory.model_copy(update={"tool_calls": (a_call(7), a_call(8))})),
+        lambda state: state.with_memory(state.memory.model_copy(update={"tool_calls": [a_call(7), a_call(8)]})),
         lambda state: state.with_memory(state.memory.model_copy(update={"tool_calls": state.memory.tool_calls[:1]})),
         lambda state: state.to_done("12 degrees"),
         lambda state: state.new_task("And tomorrow?"),
@@ -158,13 +158,19 @@ async def test_the_fields_of_a_user_are_left_alone(store: Any) -> None:
     assert (await session.load_state()).memory == WorkingMemory(goal="next")
 
 
-async def test_what_was_changed_in_place_against_the_rules_is_saved_too(store: Any) -> None:
-    """A dict inside a frozen value is still a dict."""
+async def test_a_memory_that_was_changed_in_place_is_saved(store: Any) -> None:
     session = store.session("s")
     state = await session.save_state(a_state())
-    state.memory.notes["k"] = 1
+    state.memory.note("k", [1])
+    state.memory.record_tool_call(ToolCall(tool_name="look"))
+    state.memory.plan_steps.append("a")
     state = await session.save_state(state)
-    assert (await session.load_state()).memory.notes == {"k": 1}
+    state.memory.notes["k"].append(2)
+    state.memory.completed_steps.append("a")
+    state = await session.save_state(state)
+    memory = (await session.load_state()).memory
+    assert memory == state.memory
+    assert (memory.notes, memory.completed_steps, len(memory.tool_calls)) == ({"k": [1, 2]}, ["a"], 1)
     state.memory.notes["k"] = {1, 2}
     with pytest.raises(InvalidValue, match="notes"):
         await session.save_state(state)
@@ -342,8 +348,8 @@ async def test_what_is_too_large_is_refused(opener: Any) -> None:
     session = store.session("s")
     await refused(session, AgentState.from_user_input("x" * 1001, "s"), "max_field_bytes", TooLarge)
     state = await session.save_state(a_state())
-    await refused(session, state.with_memory(state.memory.note("k" * 1020, 1)), "field name", TooLarge)
     await refused(session, state.with_messages({"role": "user", "content": "x" * 1001}), "max_message", TooLarge)
+    await refused(session, state.with_memory(state.memory.note("k" * 1020, 1)), "field name", TooLarge)
 
 
 async def test_a_deleted_session_holds_no_state_and_takes_none(store: Any) -> None:

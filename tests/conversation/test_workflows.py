@@ -93,6 +93,29 @@ async def test_a_new_request_begins_again_after_a_failed_task(store: Any) -> Non
     assert contents[:3] == ["one", "[Error] no network", "two"]
 
 
+async def test_a_step_may_change_its_memory_in_place(store: Any) -> None:
+    def working(state: AgentState, turn: Any) -> AgentState:
+        following = state.to_reflecting()
+        state.memory.note("before", 1)
+        state.memory.record_tool_call(ToolCall(tool_name="look", result="blue"))
+        following.memory.note("after", 2)
+        return following
+
+    await store.run(Workflow({**STEPS, "executing": working}), "look", session_id="s")
+    memory = (await store.session("s").load_state()).memory
+    assert (memory.notes, [call.result for call in memory.tool_calls]) == ({"after": 2, "before": 1}, ["blue"])
+
+
+async def test_what_a_failed_step_did_to_its_memory_is_not_kept(store: Any) -> None:
+    def failing(state: AgentState, turn: Any) -> AgentState:
+        state.memory.note("spoiled", True)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await store.run(Workflow({**STEPS, "executing": failing}), "look", session_id="s")
+    assert (await store.run(AGENT, None, session_id="s")).memory.notes == {}
+
+
 async def test_a_request_sent_twice_begins_one_task(store: Any) -> None:
     for _ in range(3):
         state = await store.run(AGENT, "look", session_id="s", request_id="r-1")

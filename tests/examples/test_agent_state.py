@@ -73,7 +73,7 @@ async def test_an_agent_reaches_its_answer(store: Any) -> None:
 async def test_another_worker_goes_on_where_one_stopped(opener: Any) -> None:
     first, second = await opener(), await opener()
     stopped = await run(first, "Oslo or Bergen?", "trip", steps=2)
-    assert (stopped.phase, stopped.memory.pending_steps()) == ("executing", ("Bergen",))
+    assert (stopped.phase, stopped.memory.pending_steps()) == ("executing", ["Bergen"])
     state = await run(second, "Oslo or Bergen?", "trip")
     assert state.final_answer == "Bergen is cheapest."
     assert len(state.memory.tool_calls) == 2, "no step was taken twice"
