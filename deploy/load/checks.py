@@ -17,6 +17,7 @@ from distributed_state import AsyncStateStore
 from distributed_state.programs.service import Access, callers_policy
 from distributed_state.programs.service.authentication import Authentication, Caller, serving
 from distributed_state.records.context import context_of
+from distributed_state.store.lifecycle import lifecycle_of
 from distributed_state.values import access_tokens
 
 _ROUNDS, _TIMES = 20, 5_000
@@ -41,7 +42,7 @@ async def main() -> None:
         return Request({"type": "http", "headers": headers, "client": ("127.0.0.1", 1)})
 
     async with AsyncStateStore.open(archive="memory", access=callers_policy()) as store:
-        store._lifecycle.tiers().cold.access_tokens.add(
+        lifecycle_of(store).tiers().cold.access_tokens.add(
             id, access_tokens.digest(text), prefix="acme:", rights=access_tokens.RIGHTS, actor="web", seconds=None
         )
         unchecked, checked = Authentication(Access(insecure=True)), Authentication(Access(tokens=True))

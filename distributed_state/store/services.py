@@ -1,6 +1,6 @@
-"""Services of a store for code of this package that uses it, such as agents, beyond the store's public methods.
+"""Services of a store for agents and adapters of this package, beyond the store's public methods.
 
-Law: such code uses only this and the public store; the store's policy is not asked about the package's own work.
+Law: agents use only this and the public store; the store's policy is not asked about the package's own work.
 
 Design: section 12.
 """

@@ -102,8 +102,9 @@ def test_agents_stand_on_the_public_store(module: Path) -> None:
     """What they need besides its public methods is in one place."""
     if place_of(name_of(module)) == "agents":
         blocking = name_of(module).startswith("agents.blocking")  # it holds its asyncio twin
-        below = {"tiers"} if blocking else {"tiers", "_core"}
+        below = {"tiers", "_lifecycle"} if blocking else {"tiers", "_lifecycle", "_core"}
         found = below & {node.attr for node in ast.walk(tree(module)) if isinstance(node, ast.Attribute)}
+        found |= {name for name in imports(module) if name.startswith(f"{PACKAGE.name}.store.lifecycle.")}
         assert not found, f"goes below the store by {found}"
 
 
