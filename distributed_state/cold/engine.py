@@ -332,8 +332,8 @@ class Sql:
     """One transaction in one namespace; `execute` and the like are those of SQLAlchemy's connection.
 
     Any number of rows goes in statements of some thousands; a row is a tuple in the order of its table's columns.
-    Measured for batches of 1,000
-    rows (PostgreSQL 15): COPY 35,649 rows/s, executemany 19,239, multi-VALUES about 1,000.
+    Measured for batches of 1,000 rows (PostgreSQL 15): COPY 35,649 rows/s, executemany 19,239, multi-VALUES about
+    1,000.
     """
 
     def __init__(self, connection: Connection, namespace: str) -> None:
