@@ -12,7 +12,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -30,7 +30,7 @@ from distributed_state.port.addresses import host_and_port, read_address
 from distributed_state.port.commands import BROKEN, Packer, ReplyError, encode, packed, translate
 from distributed_state.port.embedded import EmbeddedServer
 from distributed_state.port.identities import KnownReplicas, SentinelAnswer, ServerIdentity
-from distributed_state.port.sockets import Socket, nothing
+from distributed_state.port.sockets import Socket, nothing, speaks_plainly, speaks_tls
 from distributed_state.port.topology import SentinelWatch, Topology, threads
 from distributed_state.port.topology import ask_sentinel as hear
 from distributed_state.port.topology import replicas_behind_sentinels as behind_sentinels
@@ -38,6 +38,7 @@ from distributed_state.port.topology import replicas_in_cluster as in_cluster
 from distributed_state.port.waited import Limits
 
 _ROLE: Filled = (b"ROLE",)
+_DOUBTFUL = 0.5  # seconds after which a first answer is late enough to doubt that the server speaks TLS
 log = logging.getLogger(__name__)
 Credentials = Callable[[], tuple[str, str]]
 
@@ -278,9 +279,7 @@ class Connections:
         if (account := waited.present()) is not None:
             timeout = min(timeout, account.left(began, node, self.limits))
         try:
-            socket = Socket(self._blocking(node, options, timeout), timeout)
-            answers = socket.exchange(socket.packer.pack(commands), len(commands))
-            socket.close()
+            answers = self._answers(node, options, commands, timeout)
         except BROKEN as error:
             if account is not None:
                 account.add(began, node)
@@ -289,3 +288,34 @@ class Connections:
             if isinstance(answer, Exception):
                 raise translate(answer, self.place) from answer
         return answers
+
+    def _answers(self, node: str, options: dict[str, Any], commands: Sequence[Filled], timeout: float) -> list[Any]:
+        if self.data_ids or self.address.unix:
+            return self._exchange(node, options, commands, timeout)
+        # The first contact. A server without TLS waits for the end of a command that never comes, so a handshake that
+        # takes long is given up, to see whether it is one.
+        short = min(timeout, _DOUBTFUL) if self.address.tls else timeout
+        try:
+            return self._exchange(node, options, commands, short)
+        except BROKEN as error:
+            self._require_its_protocol(node, error)
+            if short == timeout:
+                raise
+        return self._exchange(node, options, commands, timeout)
+
+    def _exchange(self, node: str, options: dict[str, Any], commands: Sequence[Filled], timeout: float) -> list[Any]:
+        socket = Socket(self._blocking(node, options, timeout), timeout)
+        answers = socket.exchange(socket.packer.pack(commands), len(commands))
+        socket.close()
+        return answers
+
+    def _require_its_protocol(self, node: str, error: Exception) -> None:
+        """Raise ConfigurationError if this server speaks TLS and the URL says that it does not, or the reverse."""
+        place = host_and_port(node)
+        if self.address.tls and speaks_plainly(place, _DOUBTFUL):
+            say = "the server at this port speaks no TLS: use the port that does, or redis:// instead of rediss://"
+        elif not self.address.tls and not isinstance(error, driver.TimeoutError) and speaks_tls(place, _DOUBTFUL):
+            say = "the server at this port speaks TLS: use rediss:// instead of redis://"
+        else:
+            return
+        raise ConfigurationError(f"{self.place}: {say}") from error

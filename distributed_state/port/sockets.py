@@ -268,3 +268,27 @@ def message(answer: Any) -> list[Any]:
     if isinstance(answer, ReplyError):
         return [b"error", str(answer).encode()]
     return answer if isinstance(answer, list) else [answer]
+
+
+def speaks_plainly(place: tuple[str, int], seconds: float) -> bool:
+    """Whether a server answers at this host and port without TLS."""
+    try:
+        with socket.create_connection(place, seconds) as found:
+            found.sendall(packed((b"PING",)))
+            return found.recv(1) in (b"+", b"-")
+    except OSError:
+        return False
+
+
+def speaks_tls(place: tuple[str, int], seconds: float) -> bool:
+    """Whether a server answers at this host and port with TLS. Its certificate does not matter: nothing is sent."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        with socket.create_connection(place, seconds) as found, context.wrap_socket(found):
+            return True
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")  # it refused us, in TLS
+    except OSError:
+        return False
