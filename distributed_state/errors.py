@@ -106,16 +106,23 @@ class NotFound(StateError):
 
 
 class Deleted(StateError):
-    """The record was deleted. `create()` starts it again, `rollback(version=)` restores an older state.
+    """The record was deleted, or its session expired. `rollback(version=)` restores an older state.
 
-    `version` is the version of the deletion, 0 if it was not looked up.
+    `version` is the version of the deletion, 0 if it was not looked up. `expired` is when the session expired, in
+    seconds since 1970; None if it was deleted on request. `begins_again` says that writes begin it again, by the
+    setting `expired`.
 
-    Remedy: start it again with `create()`, or leave it deleted.
+    Remedy: start it again with `create()` or `revive=True`, or leave it deleted. With the setting
+    `expired="begin again"`, sessions that expired begin again by themselves.
     """
 
-    def __init__(self, message: str, *, version: int = 0) -> None:
+    def __init__(
+        self, message: str, *, version: int = 0, expired: float | None = None, begins_again: bool = False
+    ) -> None:
         super().__init__(message)
         self.version = version
+        self.expired = expired
+        self.begins_again = begins_again
 
 
 class InvalidTransition(StateError, ValueError):

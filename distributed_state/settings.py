@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -43,6 +43,9 @@ class Settings(BaseSettings):
     )
     session_idle: float | None = Field(None, ge=0.001, le=3.16e9, description="a new session ends when idle this long")
     session_lifetime: float | None = Field(None, ge=0.001, le=3.16e9, description="a new session ends at this age")
+    expired: Literal["refuse", "begin again"] = Field(
+        "refuse", description="a write to an expired session raises Deleted, or begins it again, empty"
+    )
     sweep: float = Field(1.0, ge=0.01, description="an ended session expires at most this much later")
     warm_ttl: float = Field(3600.0, ge=0.05, description="an archived record leaves Redis when idle this long")
     max_staleness: float = Field(2.0, ge=0, description="hot reads are at most this old; 0 switches hot off")

@@ -26,6 +26,7 @@ from distributed_state.conversation.session import AsyncSession
 from distributed_state.errors import ConfigurationError, Deleted, StateError, Unavailable
 from distributed_state.events import config
 from distributed_state.port.background import HAS_RELOAD
+from distributed_state.records.context import context_of
 from distributed_state.results import Event
 from distributed_state.store.services import StoreServices
 from distributed_state.values.model import Ref
@@ -122,6 +123,7 @@ class Dispatcher:
             agent.agent_context.conversation_id = id
         log = agent.agent_context.display.log
         record = self._services.store.session(id)
+        context_of(record).begins_again = False  # it may have expired since the event
         wanted = agent.conversation_defaults
         try:
             await while_unavailable(self._port, partial(agent.agent_context.put_in_defaults, record, wanted))

@@ -38,7 +38,7 @@ from distributed_state.cold.values import Batch
 from distributed_state.errors import ColdUnavailable, Conflict, CorruptState, InvalidValue, UnknownOperation
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, Segment, State, fold
-from distributed_state.values.model import DELETED, OWNER, PARENT, PHASE, REPAIR
+from distributed_state.values.model import DELETED, OWNER, PARENT, PHASE, REPAIR, Expiry
 
 log = logging.getLogger(__name__)
 
@@ -440,7 +440,8 @@ def _imported_head(sql: Sql, record: str, partition: int, state: State, parsed: 
     parent = state.fields.get(PARENT)
     row: dict[str, Any] = {"namespace": sql.namespace, "record": record, "partition": partition}
     row |= {"scope": record.partition(":")[0], "epoch": state.epoch, "version": state.version}
-    row |= {"deleted": DELETED in state.fields, "lifetime": None}
+    deleted = state.fields.get(DELETED)
+    row |= {"deleted": deleted is not None, "lifetime": deleted.decode() if deleted and Expiry.read(deleted) else None}
     phase = state.fields.get(PHASE)
     row |= {"phase": None if phase is None else phase_text(phase)}
     row |= {"size": sum(map(len, state.fields.values())) + sum(len(item.entry.data) for item in parsed)}

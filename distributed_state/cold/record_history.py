@@ -56,8 +56,12 @@ from distributed_state.values.model import DELETED, RESTORED, SEGMENTS, unescape
 
 log = logging.getLogger(__name__)
 _PAGE = 200
-_GONE = {DELETED: b"1"}
 _STILL = ("checkpoint", "switch", "lifetime")  # kinds of commits that change nothing that a rollback restores
+
+
+def _gone(head: Head) -> dict[bytes, bytes]:
+    """The state of a record that was erased, or purged when deleted: whether it expired is all that is left."""
+    return {DELETED: (head["lifetime"] or "1").encode()}
 
 
 def snapshot_row(key: int, state: State) -> Row:
@@ -89,7 +93,7 @@ def load(sql: Sql, record: str, *, window: int) -> Loaded | None:
     if head is None:
         return None
     if head["scope"] == ERASED:
-        return Loaded(State(head["epoch"], head["version"], dict(_GONE)), [])
+        return Loaded(State(head["epoch"], head["version"], _gone(head)), [])
     base = head["base"] or 0
     fields = _fields(head["data"] or b"")
     c, b = changes.c, change_blocks.c
@@ -106,7 +110,7 @@ def load(sql: Sql, record: str, *, window: int) -> Loaded | None:
         at = version
         fold(fields, unpack(data))
     if not at and head["deleted"]:
-        fields = dict(_GONE)
+        fields = _gone(head)
     runs = message_ranges.last(message_ranges.segments(record, fields), window)
     shown = sorted(messages_of(sql, record, runs, key=head["key"]).items())
     return Loaded(State(head["epoch"], head["version"], fields), shown, head["updated_ms"])
@@ -130,7 +134,7 @@ def _head() -> Select[Any]:
     wanted = and_(named.namespace == namespace, named.record == bindparam("wanted", type_=TEXT))
     same = s.record == select(named.key).where(wanted).scalar_subquery()
     latest = select(func.max(s.version)).where(same).scalar_subquery()
-    head = (r.key, r.record, r.scope, r.epoch, r.version, r.deleted, r.updated_ms)
+    head = (r.key, r.record, r.scope, r.epoch, r.version, r.deleted, r.lifetime, r.updated_ms)
     query = select(*head, s.version.label("base"), s.data)
     query = query.outerjoin_from(records, snapshots, and_(same, s.version == latest))
     return query.where(r.namespace == namespace, r.record.in_(bindparam("names", expanding=True, type_=TEXT)))
@@ -143,7 +147,7 @@ def state_at(sql: Sql, record: str, version: int) -> State:
         raise NotFound(f"{record} is not in the archive")
     state = states(sql, {record: version}).get(record)
     if version == head["version"]:
-        fields = state.fields if state else dict(_GONE) if head["deleted"] else {}
+        fields = state.fields if state else _gone(head) if head["deleted"] else {}
         return State(head["epoch"], version, fields)
     if not state or state.version != version or version > head["version"]:
         first = oldest(sql, record)

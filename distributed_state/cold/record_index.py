@@ -36,7 +36,7 @@ from distributed_state.cold.tables import LONGEST, TEXT, change_blocks, changes,
 from distributed_state.errors import CorruptState, NotFound, UnknownOperation
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import KINDS, Happened, JournalEntry, Op, Segment, State, item_of, pack, unpack
-from distributed_state.values.model import DELETED, ITEMS, LIFETIME, OWNER, PARENT, PHASE, SEGMENTS, TAG, escape
+from distributed_state.values.model import DELETED, ITEMS, LIFETIME, OWNER, PARENT, PHASE, SEGMENTS, TAG, Expiry, escape
 from distributed_state.values.search import tag_of
 
 LARGEST = 2**63 - 1
@@ -212,11 +212,16 @@ def _read_reserved(parsed: Parsed, op: Op) -> None:
             parsed.shows = _number(below, "version")
         return
     elif op.name == LIFETIME:
-        parsed.lifetime = None if value is None else lifetime_text(value)
+        if value is not None or not parsed.deleted:
+            parsed.lifetime = None if value is None else lifetime_text(value)
     elif op.name == PHASE:
         parsed.phase = None if value is None else phase_text(value)
     elif op.name == DELETED:
         parsed.deleted = value is not None
+        if Expiry.read(value):
+            # The row of a session that expired says so in the column of its lifetime: a purge leaves only the row.
+            parsed.lifetime = _text(value or b"")
+            parsed.touched = {*parsed.touched, LIFETIME}
     else:
         return
     parsed.touched = {*parsed.touched, op.name}
@@ -407,6 +412,8 @@ def _follow(head: dict[str, Any], item: Parsed) -> None:
     turned = DELETED in item.touched and item.deleted != head["deleted"]  # `revive` sets it in each write
     if at - head.get("listed_ms", -LISTED_MS) >= LISTED_MS or turned:
         head["listed_ms"] = at
+    if turned and not item.deleted:
+        head["lifetime"] = None  # why it expired
     for field, column in _SAID.items():
         if field in item.touched:
             head[column] = getattr(item, column)

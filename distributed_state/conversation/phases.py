@@ -16,7 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from distributed_state.errors import Conflict, Deleted, InvalidTransition, InvalidValue
+from distributed_state.errors import Conflict, InvalidTransition, InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records.context import RecordContext
 from distributed_state.tiers import commit as write_path
@@ -164,8 +164,7 @@ async def transition(
     if entry.deleted or event not in machine.events(_phase(_raw(entry), machine)):
         # Hot may be slightly stale, so an event is refused only on the server's state.
         entry = await read_path.read(context.tiers, context.keys, fresh=True)
-    if entry.deleted:
-        raise Deleted(f"{context.text[:200]}: deleted at version {entry.version}", version=entry.version)
+    context.refuse_deleted(entry)
     raw = _raw(entry)
 
     async def once() -> str:

@@ -124,7 +124,9 @@ class AsyncSession(AsyncRecord):
     `fresh` and `max_staleness` (seconds) of methods are as in `get`.
     """
 
-    async def append(self, *messages: Message | dict[str, Any], durability: str | None = None) -> int:
+    async def append(
+        self, *messages: Message | dict[str, Any], revive: bool = False, durability: str | None = None
+    ) -> int:
         """Add messages to the conversation in one commit and return the new version.
 
         Example::
@@ -132,12 +134,15 @@ class AsyncSession(AsyncRecord):
             await session.append({"role": "user", "content": "Where to?"}, Message(role="assistant", content="Oslo."))
 
         Raises InvalidValue for an invalid message and TooLarge for one beyond `max_message_bytes`; then no message is
-        added. A message without a `timestamp` gets the time of its commit when it is read.
+        added. A message without a `timestamp` gets the time of its commit when it is read. `revive` is as in `write`.
         """
         changes = self._context.changes()
         for message in messages:
             changes.append(message)
-        return (await self._context.commit(changes.draft("append", durability=durability))).version
+        if revive:
+            changes.undelete()
+        draft = changes.draft("append", deleted="begin" if revive else "refuse", durability=durability)
+        return (await self._context.commit(draft)).version
 
     async def messages(
         self,
@@ -380,6 +385,7 @@ class AsyncSession(AsyncRecord):
         slot: str | None = None,
         expect: Mapping[str, Any] | None = None,
         expect_exists: bool | None = None,
+        revive: bool = False,
         durability: str | None = None,
     ) -> AsyncTurn:
         """Serve one request inside `async with`: its changes are one commit at the end, or nothing.
@@ -401,14 +407,15 @@ class AsyncSession(AsyncRecord):
         instead. With a `slot` the session keeps only the last request of that slot, without one a request for each id.
 
         `expect` and `expect_exists` are as in `write`, and must hold when the turn begins: else Conflict. They are not
-        checked for a request that was answered before.
+        checked for a request that was answered before. With `revive`, a session that was deleted or expired begins
+        again, empty, with this turn's changes; a request that was answered before stays answered.
 
         `durability` is as in `store.durable`. A turn that raised DurabilityUnknown may be repeated under its
         `request_id`: it is not applied twice, and it has reached the level when a repeat returns without an error.
         """
         return AsyncTurn(
             self, self._context, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot,
-            durability=durability, expect=expect, expect_exists=expect_exists,
+            durability=durability, expect=expect, expect_exists=expect_exists, revive=revive,
         )  # fmt: skip
 
     async def call(

@@ -26,7 +26,7 @@ from distributed_state.conversation.tools import Scratch, Tool, ToolRuns
 from distributed_state.conversation.turn_clock import TurnClock
 from distributed_state.conversation.turn_user import TurnUser
 from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window
-from distributed_state.errors import Deleted, DurabilityUnknown, Fenced, InvalidValue
+from distributed_state.errors import DurabilityUnknown, Fenced, InvalidValue
 from distributed_state.formats import Counter, estimate
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port.bodies import leaving
@@ -92,6 +92,7 @@ class AsyncTurn(Transaction):
         durability: str | None = None,
         expect: Mapping[str, Any] | None = None,
         expect_exists: bool | None = None,
+        revive: bool = False,
     ) -> None:
         # `slot`: the request is stored under this name instead of its id, so it replaces the slot's last request
         super().__init__(Workspace(CachedRecord(context.codec, "", 0, {}, {}), context.changes(), context.allow))
@@ -116,6 +117,7 @@ class AsyncTurn(Transaction):
         self._state: AgentState | None = None
         self._summary: bytes | None = None
         self._session = session
+        self._revive = revive
         if busy not in BUSY:
             raise InvalidValue(f"busy is one of {', '.join(BUSY)}, not {busy!r}")
         tag = chance.token_hex(4) if own is None else f"{crc32(own):x}"
@@ -325,8 +327,7 @@ class AsyncTurn(Transaction):
             entry = await self._context.turn_begins(await read_path.hold(self._tiers, names, self._lease))
             self._clock.held(self._lease.waited)
             self._workspace.entry = entry
-            if entry.deleted:
-                raise Deleted(f"{names.ref.text[:200]}: deleted at version {entry.version}", version=entry.version)
+            self._context.refuse_deleted(entry, revive=self._revive)
             await self._look_for_answer(entry)
             # Checked only here: others cannot write while the turn holds the lease. An answered request is not checked.
             if self._expected is not None and not self.repeated:
@@ -397,8 +398,12 @@ class AsyncTurn(Transaction):
             if effect:
                 await self._user.apply(effect)
             return
+        deleted = "refuse"
+        if self._revive and begun.deleted:
+            changes.undelete()
+            deleted = "begin"
         # The commit expects no version: the lease excludes others, and this task may have written outside the turn.
-        signed = context.sign(context.turn_ends(changes.draft("turn", epoch=begun.epoch), begun))
+        signed = context.sign(context.turn_ends(changes.draft("turn", epoch=begun.epoch, deleted=deleted), begun))
         user_draft = None
         if effect:
             with self._clock.reading():

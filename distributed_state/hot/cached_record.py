@@ -19,7 +19,7 @@ from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.journal import Operation, fold
 from distributed_state.values.levels import UNHEARD
-from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TIMED, is_state
+from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TIMED, Expiry, is_state
 
 # Accessed by index, which makes a separate function object: setting argtypes of the shared attribute would affect
 # others.
@@ -117,6 +117,11 @@ class CachedRecord:
     def deleted(self) -> bool:
         """Whether this is a tombstone."""
         return DELETED in self.fields
+
+    @property
+    def expiry(self) -> Expiry | None:
+        """Why and when it expired; None if it is live or was deleted on request."""
+        return Expiry.read(self.fields.get(DELETED))
 
     def value(self, key: str, default: Any) -> Any:
         """The decoded field. Containers are decoded each time, so that callers cannot change the entry."""

@@ -30,7 +30,7 @@ from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.keys import Keys
 from distributed_state.values.levels import level_of
-from distributed_state.values.model import Ref, escape
+from distributed_state.values.model import DELETED, Ref, deleted_error, escape
 from distributed_state.warm.answers import Committed, Draft, Expectations
 
 RECORDS = 10_000
@@ -131,6 +131,8 @@ class RecordContext:
         self.lifetime = lifetime
         # The id was generated here and is not known elsewhere, so the first write need not ask SQL.
         self.unused = fresh
+        # Whether a write begins this record again after it expired.
+        self.begins_again = ref.scope == "session" and store.settings.expired == "begin again"
         # Given the error, the field's name and the default, it returns a value for a field that cannot be read.
         self.unreadable: Callable[[CorruptState, str, Any], Any] | None = None
         chosen = sanitizer(options, store.clean, store.clean_messages)
@@ -226,14 +228,24 @@ class RecordContext:
             owner=self.owner, actor=self.actor, lifetime=self.lifetime,
         )  # fmt: skip
 
+    def refuse_deleted(self, entry: CachedRecord, *, revive: bool = False) -> None:
+        """Raise Deleted for a record that a write would not begin again."""
+        if entry.deleted and not revive and not (self.begins_again and entry.expiry):
+            raise deleted_error(self.text, entry.version, entry.fields[DELETED])
+
     def sign(self, draft: Draft) -> Draft:
         """Ask the policy for a change, and mark the first one of a generated id as new. Raises AccessDenied."""
         if self.store.guard is not None:
             self.allow_operations(draft)
+        draft = self._beginning(draft)
         if self.unused:
             self.unused = False  # for one write only: after that the record exists
             return draft._replace(creation="*")
         return draft
+
+    def _beginning(self, draft: Draft) -> Draft:
+        """The change, beginning an expired session again if the setting says so."""
+        return draft._replace(deleted="expired") if draft.deleted == "refuse" and self.begins_again else draft
 
     def durable(self, durability: str | None) -> AbstractContextManager[None]:
         """Set the durability of commits inside the `with`; None: keep the surrounding setting."""
@@ -275,7 +287,7 @@ class RecordContext:
             return changes
 
         def draft(changes: Changes, expectations: Expectations) -> Draft:
-            return changes.draft(kind, expectations=expectations)
+            return self._beginning(changes.draft(kind, expectations=expectations))
 
         changes, done = await write_path.swap(self.tiers, self.keys, name, changed, draft)
         return changes.fields[name][2], done

@@ -29,7 +29,7 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
 from distributed_state.values.codec import Codec
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import DELETED, ERASE, FORGET, INITIALIZED, OWNER, PHASE, Ref, escape
+from distributed_state.values.model import DELETED, ERASE, FORGET, INITIALIZED, OWNER, PHASE, Expiry, Ref, escape
 from distributed_state.warm.answers import Draft
 from distributed_state.warm.scripts import DROP
 
@@ -78,16 +78,16 @@ async def initialize(context: RecordContext, defaults: Defaults, whose: str = "1
     return await write_path.until_no_conflict(context.tiers, once)
 
 
-def tombstone(settings: Settings, codec: Codec, *, actor: str = "", expired: str = "") -> Changes:
-    """The change that deletes a record, or ends a session that `expired` for this reason."""
+def tombstone(settings: Settings, codec: Codec, *, actor: str = "", expiry: Expiry | None = None) -> Changes:
+    """The change that deletes a record, or ends a session that expires now."""
     changes = Changes(settings, codec, actor=actor)
     changes.clear(messages=True, tags=True, items=True)
     changes.reserved(PHASE, None)
     changes.reserved(INITIALIZED, None)
-    changes.reserved(DELETED, b"1")
+    changes.reserved(DELETED, b"1" if expiry is None else expiry.stored)
     changes.set_lifetime(0, 0)
-    if expired:
-        changes.emit("session.expired", {"reason": expired})
+    if expiry is not None:
+        changes.emit("session.expired", {"reason": expiry.reason})
     else:
         changes.emit("conversation.deleted", {})
     return changes
@@ -111,7 +111,9 @@ async def delete(
     if check is not None:
         check(entry.version, entry.deleted)
     expected = None if check is None else entry.version
-    draft = tombstone(tiers.settings, entry.codec).draft("delete", expected=expected)
+    # One that expired is deleted as well: from then on only its caller's `revive` begins it again.
+    again = "revive" if entry.expiry else "refuse"
+    draft = tombstone(tiers.settings, entry.codec).draft("delete", expected=expected, deleted=again)
     if not entry.deleted:
         for hook in tuple(hooks):
             await hook(names.ref)

@@ -479,6 +479,7 @@ class RemoteSession(RemoteRecord):
         busy: str = "wait",
         wait: float = 60.0,
         ttl: float = 30.0,
+        revive: bool = False,
         **others: Never,
     ) -> RemoteTurnBody:
         """Serve one request inside `with`: its changes are one commit at the end, or nothing.
@@ -492,14 +493,17 @@ class RemoteSession(RemoteRecord):
 
         The turn holds a lease on the conversation, like `lock`. If the `request_id` was answered before, here or by the
         direct store, `turn.repeated` is true and `turn.outcome` is that of the first turn. If a turn is already
-        running, this one waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. Four
-        requests, five with a `request_id`.
+        running, this one waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. With
+        `revive`, a session that was deleted or expired begins again with this turn. Four requests, five with a
+        `request_id`.
         """
-        return RemoteTurnBody(self._core.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, **others))
+        return RemoteTurnBody(
+            self._core.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, revive=revive, **others)
+        )
 
-    def append(self, *messages: Message | dict[str, Any], durability: str | None = None) -> int:
-        """Add messages to the conversation in one commit and return the new version."""
-        return finish(self._core.append(*messages, durability=durability))
+    def append(self, *messages: Message | dict[str, Any], revive: bool = False, durability: str | None = None) -> int:
+        """Add messages to the conversation in one commit and return the new version. `revive` is as in `write`."""
+        return finish(self._core.append(*messages, revive=revive, durability=durability))
 
     def messages(
         self,

@@ -108,9 +108,18 @@ def _whole(problem: dict[str, Any], name: str) -> int:
     return found if type(found) is int else 0
 
 
+def _time(found: Any) -> float | None:
+    return float(found) if type(found) in (int, float) else None
+
+
 _WITH_FIELDS: dict[type[StateError], Callable[[str, dict[str, Any]], StateError]] = {
     Conflict: lambda text, problem: Conflict(text, version=_whole(problem, "version")),
-    Deleted: lambda text, problem: Deleted(text, version=_whole(problem, "version")),
+    Deleted: lambda text, problem: Deleted(
+        text,
+        version=_whole(problem, "version"),
+        expired=_time(problem.get("expired")),
+        begins_again=problem.get("begins_again") is True,
+    ),
     DurabilityUnknown: lambda text, problem: DurabilityUnknown(text, version=_whole(problem, "version")),
     InvalidTransition: lambda text, problem: InvalidTransition(
         text, phase=str(problem.get("phase") or ""), event=str(problem.get("event") or "")
@@ -469,12 +478,12 @@ _PAGE = 500
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A record that was read: version 0 if it does not exist. A `deleted` record has no fields."""
+    """A record that was read: version 0 if it does not exist. One that was deleted has no fields, but its refusal."""
 
     version: int = 0
     fields: dict[str, Any] = field(default_factory=dict)
     phase: str | None = None
-    deleted: bool = False
+    deleted: Deleted | None = None
 
 
 class RecordPlace:
@@ -529,7 +538,7 @@ class RecordPlace:
         except NotFound:
             return State()
         except Deleted as error:
-            return State(error.version, deleted=True)
+            return State(error.version, deleted=error)
         return State(said["version"], values.shown(said), said.get("phase"))
 
     async def write(

@@ -94,8 +94,9 @@ class RemoteTurn(RemoteTransaction):
 class AsyncRemoteTurnBody:
     """The `async with` around a RemoteTurn."""
 
-    def __init__(self, place: RecordPlace, request_id: str | None, wait: float, ttl: float) -> None:
+    def __init__(self, place: RecordPlace, request_id: str | None, wait: float, ttl: float, revive: bool) -> None:
         self._place = place
+        self._revive = revive
         self._request_id = request_id
         self._lease = AsyncRemoteLease(place.requests, place.path, wait=wait, ttl=ttl)
 
@@ -107,8 +108,8 @@ class AsyncRemoteTurnBody:
                 path = path_of(self._place.ref, "/turns/{}", self._request_id)
                 answered = await self._place.read(path, absent=None)
             state = await self._place.state(fresh=True)
-            if state.deleted:
-                raise Deleted(f"{self._place.ref.text[:200]}: deleted", version=state.version)
+            if state.deleted and not (self._revive or state.deleted.begins_again):
+                raise state.deleted
             self._view = RemoteTurn(state, self._request_id)
             if answered is not None:
                 self._view.show(answered)
@@ -126,6 +127,8 @@ class AsyncRemoteTurnBody:
         try:
             body = None if error is not None or view.repeated else view.body()
             if body is not None:
+                if self._revive:
+                    body["revive"] = True
                 done = await self._place.write(
                     body, to="/turns", owned=view.version == 0, lease=self._lease,
                     expect_exists=None if view.version else False,
@@ -160,6 +163,7 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         busy: str = "wait",
         wait: float = 60.0,
         ttl: float = 30.0,
+        revive: bool = False,
         **others: Never,
     ) -> AsyncRemoteTurnBody:
         """Serve one request inside `async with`: its changes are one commit at the end, or nothing.
@@ -173,8 +177,9 @@ class AsyncRemoteSession(AsyncRemoteRecord):
 
         The turn holds a lease on the conversation, like `lock`. If the `request_id` was answered before, here or by the
         direct store, `turn.repeated` is true and `turn.outcome` is that of the first turn. If a turn is already
-        running, this one waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. Four
-        requests, five with a `request_id`.
+        running, this one waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. With
+        `revive`, a session that was deleted or expired begins again with this turn. Four requests, five with a
+        `request_id`.
         """
         values.refuse_options("turn", others)
         if busy not in ("wait", "reject"):
@@ -182,11 +187,14 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         name_of(request_id)
         wait = 0.0 if busy == "reject" else wait
         check_times(wait, ttl, None)
-        return AsyncRemoteTurnBody(self._place, request_id, wait, ttl)
+        return AsyncRemoteTurnBody(self._place, request_id, wait, ttl, revive)
 
-    async def append(self, *messages: Message | dict[str, Any], durability: str | None = None) -> int:
-        """Add messages to the conversation in one commit and return the new version."""
-        return await self._written({"kind": "append", "append": values.messages(messages)}, durability)
+    async def append(
+        self, *messages: Message | dict[str, Any], revive: bool = False, durability: str | None = None
+    ) -> int:
+        """Add messages to the conversation in one commit and return the new version. `revive` is as in `write`."""
+        body = {"kind": "append", "append": values.messages(messages), "revive": revive}
+        return await self._written(body, durability)
 
     async def messages(
         self,

@@ -591,7 +591,7 @@ class Session(Record):
 
     _core: AsyncSession
 
-    def append(self, *messages: Message | dict[str, Any], durability: str | None = None) -> int:
+    def append(self, *messages: Message | dict[str, Any], revive: bool = False, durability: str | None = None) -> int:
         """Add messages to the conversation in one commit and return the new version.
 
         Example::
@@ -599,9 +599,9 @@ class Session(Record):
             session.append({"role": "user", "content": "Where to?"}, Message(role="assistant", content="Oslo."))
 
         Raises InvalidValue for an invalid message and TooLarge for one beyond `max_message_bytes`; then no message is
-        added. A message without a `timestamp` gets the time of its commit when it is read.
+        added. A message without a `timestamp` gets the time of its commit when it is read. `revive` is as in `write`.
         """
-        return finish(self._core.append(*messages, durability=durability))
+        return finish(self._core.append(*messages, revive=revive, durability=durability))
 
     def messages(
         self,
@@ -830,6 +830,7 @@ class Session(Record):
         slot: str | None = None,
         expect: Mapping[str, Any] | None = None,
         expect_exists: bool | None = None,
+        revive: bool = False,
         durability: str | None = None,
     ) -> Turn:
         """Serve one request inside `with`: its changes are one commit at the end, or nothing.
@@ -851,7 +852,8 @@ class Session(Record):
         instead. With a `slot` the session keeps only the last request of that slot, without one a request for each id.
 
         `expect` and `expect_exists` are as in `write`, and must hold when the turn begins: else Conflict. They are not
-        checked for a request that was answered before.
+        checked for a request that was answered before. With `revive`, a session that was deleted or expired begins
+        again, empty, with this turn's changes; a request that was answered before stays answered.
 
         `durability` is as in `store.durable`. A turn that raised DurabilityUnknown may be repeated under its
         `request_id`: it is not applied twice, and it has reached the level when a repeat returns without an error.
@@ -866,6 +868,7 @@ class Session(Record):
                 slot=slot,
                 expect=expect,
                 expect_exists=expect_exists,
+                revive=revive,
                 durability=durability,
             )
         )

@@ -47,6 +47,7 @@ from distributed_state.values.model import (
     SUMMARY,
     TAG,
     TIMED,
+    Expiry,
     Ref,
     checked_phase,
     escape,
@@ -146,6 +147,8 @@ def check_reserved(name: bytes, value: bytes) -> None:
     elif name == LIFETIME:
         idle, _, until = value.partition(b" ")
         digits(name, idle), digits(name, until)
+    elif name == DELETED and Expiry.read(value):
+        return
     elif (name in (DELETED, TIMED) or name[:2] == TAG) and value != b"1":
         raise ValueError(f"{name.decode()} is {value!r:.80}, not 1")
 

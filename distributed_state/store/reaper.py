@@ -30,7 +30,7 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.workers import JobWorker
 from distributed_state.values import field_ttl
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import LIFETIME, Ref, log_fields
+from distributed_state.values.model import LIFETIME, Expiry, Ref, log_fields
 from distributed_state.warm.answers import Committed, Draft
 from distributed_state.warm.held_leases import HeldLeases
 from distributed_state.warm.scripts import DEFER, DUE, FILL, PRUNE
@@ -198,7 +198,8 @@ class Reaper(JobWorker):
         tiers = self._tiers
         until_ms = field_ttl.parse_lifetime(lifetime)[1]
         reason = "lifetime" if until_ms and until_ms <= each.now_ms else "idle"
-        changes = lifecycle.tombstone(tiers.settings, tiers.codec_of(each.names.ref.text), expired=reason)
+        expiry = Expiry(reason, each.now_ms / 1000)
+        changes = lifecycle.tombstone(tiers.settings, tiers.codec_of(each.names.ref.text), expiry=expiry)
         return changes.draft("expire", expected=version, epoch=each.epoch)
 
     def _outcome(self, each: Due, result: Committed | StateError) -> list[Call]:

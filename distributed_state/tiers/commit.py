@@ -134,7 +134,8 @@ async def _sweep(tiers: Tiers, names: RecordKeys, draft: Draft, entry: CachedRec
     touched = {name for _, name, _ in draft.operations} | {name for name, _ in draft.preconditions}
     over = (each for each in entry.fields.items() if field_ttl.over(each[1], now) and each[0] not in touched)
     gone = dict(islice(over, _SWEPT))
-    if not gone or draft.deleted != "refuse" or any(operation == b"c" for operation, _, _ in draft.operations):
+    begins = draft.deleted not in ("refuse", "expired")
+    if not gone or begins or any(operation == b"c" for operation, _, _ in draft.operations):
         return await commit(tiers, names, draft)
     operations = (*draft.operations, *((b"d", name, b"") for name in gone))
     try:
@@ -289,16 +290,18 @@ def _update_cached(tiers: Tiers, names: RecordKeys, draft: Draft, op: OpId, done
     text = names.ref.text
     tiers.known_ids.add(text)
     operations = None
-    if text in tiers.hot.entries and not (op.events and _may_change_lifetime(op)):
+    if text in tiers.hot.entries and not (op.events and _may_change_lifetime(op, done)):
         operations = done.applied()
-        if draft.items and operations is not None:
-            operations = operations + done.first_items if done.text else None
+        if operations is not None and (draft.items or draft.deleted == "expired"):
+            # Without its text, the answer does not show which operations commit.lua added.
+            operations = operations + done.first_items + done.begun_again if done.text else None
     tiers.hot.apply(text, done.epoch, done.version, operations)
 
 
-def _may_change_lifetime(op: OpId) -> bool:
+def _may_change_lifetime(op: OpId, done: Committed) -> bool:
     """Whether the commit may have changed the record's lifetime, whose end only the server computes."""
-    return any(operation in (b"x", b"X") and name + value != b"00" for operation, name, value in op.events)
+    kinds = (b"x", b"X") if done.begins or not done.text else (b"x",)
+    return any(operation in kinds and name + value != b"00" for operation, name, value in op.events)
 
 
 async def sums(tiers: Tiers, names: RecordKeys, done: Committed, keys: Iterable[str]) -> dict[str, int]:

@@ -142,6 +142,7 @@ def _written(done: Committed, sent: Sequence[Operation], record: bytes, owner: s
     yield from done.first_items
     if b"o" in flags:
         yield b"s", OWNER, owner.encode()
+    yield from done.begun_again
 
 
 class UnarchivedCommits:

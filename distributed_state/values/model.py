@@ -11,13 +11,14 @@ import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
 from itertools import repeat
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from distributed_state.errors import InvalidValue, TooLarge
+from distributed_state.errors import Deleted, InvalidValue, TooLarge
 
 Scope = Literal["session", "user", "app", "task"]
 SCOPES: tuple[Scope, ...] = ("session", "user", "app", "task")
@@ -65,6 +66,42 @@ STATE_FIELDS = frozenset(
 REQUEST = b"#q"  # followed by the id of a request that was answered; its outcome
 TIMES = REQUEST + b"#times "  # not a real field: its deletion carries a note in the name, see values/turn_times.py
 TAG = b"##"  # followed by a tag of the record: see values/search.py
+
+
+class Expiry(NamedTuple):
+    """Why a session expired, "idle" or "lifetime", and when, in seconds since 1970.
+
+    Its `#deleted` holds both; that of a record which was deleted on request, or by an earlier release, holds 1.
+    """
+
+    reason: str
+    time: float
+
+    @classmethod
+    def read(cls, deleted: bytes | None) -> Expiry | None:
+        """Parse a `#deleted` field; None if the record is live or was deleted on request."""
+        found = _EXPIRY.fullmatch(deleted or b"")
+        return found and cls(found[1].decode(), int(found[2]) / 1000)
+
+    @property
+    def stored(self) -> bytes:
+        """The content of its `#deleted` field."""
+        return b"%b %d" % (self.reason.encode(), round(self.time * 1000))
+
+
+_EXPIRY = re.compile(rb"(idle|lifetime) (\d{1,18})")
+_ENDED = {"idle": "idle for longer than session_idle allows", "lifetime": "as old as session_lifetime allows"}
+
+
+def deleted_error(record: str, version: int, deleted: bytes | None) -> Deleted:
+    """The error for a record with this `#deleted` field."""
+    expiry = Expiry.read(deleted)
+    if expiry is None:
+        return Deleted(f"{record[:200]}: deleted at version {version}", version=version)
+    moment = datetime.fromtimestamp(expiry.time, UTC).isoformat(timespec="seconds")
+    text = f"{record[:200]}: expired at {moment}, {_ENDED[expiry.reason]} (version {version})"
+    advice = 'begin it again with revive=True or create(), or every session with the setting expired="begin again"'
+    return Deleted(f"{text}; {advice}", version=version, expired=expiry.time)
 
 
 def is_state(name: bytes) -> bool:

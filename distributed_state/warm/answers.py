@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from distributed_state.errors import (
     Backpressure,
     Conflict,
-    Deleted,
     Fenced,
     Locked,
     StateError,
@@ -26,7 +25,7 @@ from distributed_state.values import codec, field_ttl
 from distributed_state.values.journal import Operation
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.levels import Level
-from distributed_state.values.model import ITEMS, PHASE, SCHEMA
+from distributed_state.values.model import DELETED, ITEMS, PHASE, SCHEMA, deleted_error
 from distributed_state.values.search import MOST
 
 REFUSALS = (
@@ -117,6 +116,11 @@ class Committed(NamedTuple):
     def first_items(self) -> list[Operation]:
         """The step that commit.lua adds when a record gets its first items."""
         return [(b"s", ITEMS, b"%d" % self.version)] if b"i" in self.flags else []
+
+    @property
+    def begun_again(self) -> list[Operation]:
+        """The step that commit.lua adds when it begins an expired record again."""
+        return [(b"d", DELETED, b"")] if b"a" in self.flags else []
 
     def applied(self) -> list[Operation] | None:
         """Return the steps as in the journal: with sums, numbers and times. None if the answer lacks some of these."""
@@ -305,7 +309,7 @@ def refusal(names: RecordKeys, draft: Draft, lock_value: str, answer: list[Any])
     if word == "item":
         return Conflict(f"{record}: {_expected_item(draft, *rest)}")
     if word == "deleted":
-        return Deleted(f"{record}: deleted at version {int(rest[0])}", version=int(rest[0]))
+        return deleted_error(record, int(rest[0]), rest[1])
     if word == "fenced":
         held = rest[0].decode(errors="replace")
         text = f"{record}: {holder_of(lock_value)} no longer holds the lease, {holder_of(held)} does"

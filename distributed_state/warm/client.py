@@ -470,7 +470,8 @@ def _events(names: RecordKeys, draft: Draft, creation: str) -> list[Operation]:
     """Return the additional steps of a change, with those that a new session adds."""
     events = list(draft.events)
     if names.ref.scope == "session" and (creation or draft.deleted != "refuse"):
-        # A rollback that restores a deleted session has the rollback's event, and begins a new lifetime.
+        # These are written only if the session begins with this commit. A rollback that restores a deleted session has
+        # the rollback's event, and begins a new lifetime.
         if draft.deleted != "revive" and not any(type == _CREATED[1] for _, type, _ in events):
             events.insert(0, _CREATED)
         if any(draft.lifetime) and not any(operation == b"x" for operation, _, _ in events):

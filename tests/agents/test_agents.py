@@ -111,6 +111,33 @@ async def test_the_replica_that_deletes_hears_of_it_before_the_data_goes(store: 
             await store.delete("never")
 
 
+async def test_the_hooks_run_again_for_a_conversation_that_expired_and_began_again(opener: Any) -> None:
+    store = await opener(session_idle=0.2, sweep=0.02, expired="begin again")
+    agent, session = made(Recorder, store), store.session("c")
+    async with hosted(agent):
+        await session.set("notes", ["kept"])
+        await until(lambda: agent.of("deleted"))
+        assert agent.of("deleted") == [("deleted", "c", False, ["kept"])]
+        await session.set("title", "again")
+        await until(lambda: len(agent.of("new")) == 2)
+        assert agent.of("new")[1] == ("new", "c", False, [])
+
+
+async def test_a_late_event_does_not_begin_an_expired_conversation_again(opener: Any) -> None:
+    """Else a replica that lags by more than the idle time would begin it again for ever."""
+    store = await opener(session_idle=0.2, sweep=0.02, expired="begin again")
+    agent, session = made(Recorder, store, since="oldest"), store.session("c")
+    await session.set("a", 1)
+    await until(lambda: gone(session))
+    async with hosted(agent):
+        await until(lambda: agent.of("deleted"))
+    assert [change.kind for change in await session.history()] == ["set", "expire"]
+
+
+async def gone(session: Any) -> bool:
+    return not await session.exists(fresh=True)
+
+
 @pytest.mark.only(face="asyncio")
 async def test_a_thread_or_another_loop_waits_for_the_hook_as_well(store: Any) -> None:
     """Whoever holds up the loop in which the hooks run cannot, and there they run after it."""

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers
+from below import names, redis_of, tiers, until
 from faces import Blocking
 from frameworks.examples import run_examples
 from langchain_core.chat_history import BaseChatMessageHistory
@@ -132,6 +132,22 @@ async def test_a_chain_whose_conversation_is_deleted_meanwhile_brings_nothing_ba
     history.add_user_message("hello")
     await store.erase("s")
     history_of(store).add_user_message("by an object that knew nothing of it")
+
+
+async def test_by_the_setting_a_history_that_expired_begins_again(opener: Any) -> None:
+    store = await opener(session_idle=0.1, sweep=0.02, expired="begin again")
+    history = history_of(store)
+    history.add_user_message("before")
+    await until(lambda: gone(store))
+    history.add_user_message("after")
+    assert [each.content for each in history.messages] == ["after"]
+    await store.delete("s")
+    with pytest.raises(Deleted):
+        history.add_user_message("not after a deletion")
+
+
+async def gone(store: Any) -> bool:
+    return not await store.session("s").exists(fresh=True)
 
 
 @pytest.mark.replicas

@@ -7,6 +7,7 @@ import math
 import re
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -1007,3 +1008,54 @@ def test_what_to_use_in_place_of_a_name_is_said_of_names_that_are_not_there() ->
     names = {name for kind in DIRECT.values() for name in dir(kind)}
     assert names >= values.INSTEAD.keys()
     assert not {name for kind in remote for name in dir(kind)} & values.INSTEAD.keys()
+
+
+# Sessions that expired
+
+
+@pytest.mark.parametrize("begins", [False, True])
+async def test_somebody_returns_to_a_session_that_expired_behind_a_service(
+    place: dict[str, str], namespace: str, id: str, begins: bool
+) -> None:
+    told = {"expired": "begin again"} if begins else {}
+    there = {**place, "namespace": namespace}
+    with served(**there, service=Service(), session_idle=0.05, sweep=0.02, **told) as http:
+        async with AsyncStateStore.open(str(http.base_url)) as store:
+            session = store.session(id)
+
+            async def expires() -> None:
+                await until(lambda: _expired(session), 20)
+
+            async def turn(**options: Any) -> None:
+                async with session.turn(request_id=uuid.uuid4().hex, **options) as turn:
+                    assert dict(turn) == {}
+                    turn.append(HI)
+
+            await session.set("city", "Oslo")
+            for write in (lambda: session.set("a", 1), lambda: session.append(HI), turn):
+                await expires()
+                if begins:
+                    await write()
+                    continue
+                with pytest.raises(Deleted, match=r"expired at .*session_idle") as caught:
+                    await write()
+                assert caught.value.expired == pytest.approx(time.time(), abs=60)
+            await expires()
+            await session.append(HI, revive=True)
+            await expires()
+            await turn(revive=True)
+            await expires()
+            await store.delete(id)
+            for write in (lambda: session.set("a", 1), lambda: session.append(HI), turn):
+                with pytest.raises(Deleted) as caught:
+                    await write()
+                assert caught.value.expired is None
+            path = f"/v1/conversations/{id}"
+            assert http.post(f"{path}/messages", json={"messages": [HI]}).status_code == 410
+            assert http.post(f"{path}/messages", json={"messages": [HI], "revive": True}).status_code == 201
+            await expires()
+            assert http.post(f"{path}/messages", json={"messages": [HI]}).status_code == (201 if begins else 410)
+
+
+async def _expired(session: Any) -> bool:
+    return not await session.exists(fresh=True)

@@ -202,7 +202,10 @@ def test_errors_come_with_their_fields() -> None:
     assert unknown.version == 3
     deleted = refusal(refused(410, "Deleted", version=4))
     assert isinstance(deleted, Deleted)
-    assert deleted.version == 4
+    assert (deleted.version, deleted.expired, deleted.begins_again) == (4, None, False)
+    deleted = refusal(refused(410, "Deleted", version=4, expired=1.5, begins_again=True))
+    assert isinstance(deleted, Deleted)
+    assert (deleted.version, deleted.expired, deleted.begins_again) == (4, 1.5, True)
     odd = refusal(refused(412, "Conflict", version="5"))
     assert isinstance(odd, Conflict)
     assert odd.version == 0

@@ -12,10 +12,11 @@ import pytest
 from below import redis_of, tiers, until
 from counting import asked
 from proxy import Proxy
+from reaping import Sweeps
 
 from distributed_state import Backpressure, ColdUnavailable, Encryption, KeyRing, PutItem
 from distributed_state.values.journal import JournalEntry, pack_entries, unpack, unpack_entries
-from distributed_state.values.model import OWNER, escape
+from distributed_state.values.model import DELETED, OWNER, escape
 from distributed_state.warm.scripts import COMMIT, EMIT
 
 single = pytest.mark.only(warm="single")
@@ -124,6 +125,22 @@ async def test_what_is_remembered_is_what_the_journal_holds(opener: Any, encrypt
     assert sum(op.name == OWNER for entry in written.values() for op in unpack(entry.data)) >= 2
     assert max(entry.token for entry in written.values()) > 0
     assert {entry.actor for entry in written.values()} >= {"", escape("support:ada\n")}
+
+
+@real
+async def test_the_commit_that_begins_an_expired_session_again_is_remembered_whole(opener: Any) -> None:
+    store = await opener(archiver=False, unarchived_bytes=MEMORY, session_idle=0.05, expired="begin again")
+    for session in store.session("s", user="u1"), store.session("items"):
+        await session.write(set={"a": 1}, items=[PutItem(collection="x", key="a", value=1)])
+    sweeps = Sweeps(store)
+    while sweeps.reaper.expired < 2:
+        await until(sweeps)
+    await store.session("s", user="u2").append(message("again"))
+    await store.session("items").write(items=[PutItem(collection="x", key="b", value=1)])
+    written = {entry.event: entry for entry in await journal(store)}
+    assert {entry.event: entry for entry in remembered(store)} == written
+    begun = [entry for entry in written.values() if entry.version == 3]
+    assert [sum(op[:2] == (b"d", DELETED) for op in unpack(entry.data)) for entry in begun] == [1, 1]
 
 
 @real

@@ -199,7 +199,9 @@ def _conditional(error: StateError, status: int, request: Request | None) -> int
 def _found(error: StateError) -> dict[str, Any]:
     """Details that a caller needs to continue, such as the version that was found."""
     names: tuple[str, ...] = ()
-    if isinstance(error, (Conflict, Deleted, DurabilityUnknown)):
+    if isinstance(error, Deleted):
+        names = ("version",) if error.expired is None else ("version", "expired", "begins_again")
+    elif isinstance(error, (Conflict, DurabilityUnknown)):
         names = ("version",)
     elif isinstance(error, InvalidTransition):
         names = ("phase", "event")

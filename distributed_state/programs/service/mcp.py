@@ -362,7 +362,7 @@ class GetState(OfSession):
         context.allow("read", MOVES)
 
         async def read() -> CachedRecord:
-            entry = records.there(await context.read(True), "session", session.id)
+            entry = records.there(await context.read(True), context)
             if self.keys is None:
                 records.size_of(entry, asked.limits)
             return entry
@@ -448,7 +448,7 @@ async def messages_of(asked: Asked, wanted: ReadMessages) -> dict[str, Any]:
     order: Literal["asc", "desc"] = "desc" if wanted.after is None else "asc"
     page = shown_messages.Page(limit=wanted.limit, before=wanted.before, after=wanted.after, order=order)
     shown, size = await records.read_shown(context, page, asked.limits, fresh=True)
-    records.there(shown.entry, "session", session.id)
+    records.there(shown.entry, context)
     found = await requests.in_turn(size, shown.raw)
     return {
         "session": session.id,
@@ -490,7 +490,7 @@ class ListNotes(OfSession):
     async def run(self, asked: Asked) -> Any:
         """A page of notes; `next` is null if it is the last."""
         session = self.chosen(asked)
-        await records.look(session, "session", True, ITEMS)
+        await records.look(session, True, ITEMS)
         page = await session.items(NOTES).list(prefix=self.prefix, after=self.after, limit=self.limit)
         notes = [{"key": each.key, "note": each.value, "version": each.version} for each in page.items]
         return {"session": session.id, "notes": notes, "next": page.next}

@@ -289,7 +289,8 @@ class _Made:
 class Problem(BaseModel):
     """Problem details of an error (RFC 9457). `error` is its class, `instance` the id of the request.
 
-    `version` is the version that was found; `phase` and `event` are those of a refused transition.
+    `version` is the version that was found; `phase` and `event` are those of a refused transition. `expired` is when a
+    conversation expired, in seconds since 1970; `begins_again` says that a write begins it again.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -303,6 +304,8 @@ class Problem(BaseModel):
     version: int | None = None
     phase: str | None = None
     event: str | None = None
+    expired: float | None = None
+    begins_again: bool | None = None
 
 
 def description(operations: Sequence[Operation]) -> dict[str, Any]:

@@ -12,7 +12,7 @@
                         arrive, '+' = it may be new, and is created if its id is not known here; else the hydration token
         expected        version, '' = any, '0' = absent
         deleted         for a deleted record: 'refuse' it, 'begin' or 'revive' it (the same here), or 'create' it, which
-                        refuses a record that is not deleted
+                        refuses a record that is not deleted; 'expired': begin one that expired, refuse one deleted on request
         kind, actor, owner, text     kind '' = only check; the owner is set if the record has none; text names the record
         own_channel     of the writer's link, if that is subscribed to the record's channel too, else ''
         expectations    their number, then pairs of field and value: see expectations.lua
@@ -21,9 +21,9 @@
           one text, because each element of an answer costs as much as an operation. first_message: its number.
           results, joined by ',': the sum of each increment, 1 or 0 for each 'n' (whether it put its item). offset: of the
           journal's entry, archived_offset: how far the journal is archived. seconds, microseconds: the server's time. flags: 'o' the owner was
-          set, 'b' a deleted record began again, 'y' a new layer of items began, 'i' the record's first items, 'e' and the
+          set, 'b' a deleted record began again, 'a' #deleted was removed for that, 'y' a new layer of items began, 'i' the record's first items, 'e' and the
           number of the first event. The answer for a commit that was applied before ends with offset
-        | {'uninitialised'} | {'epoch', epoch} | {'deleted', version} | {'exists', version}
+        | {'uninitialised'} | {'epoch', epoch} | {'deleted', version, raw value of #deleted} | {'exists', version}
         | {'cold', epoch, token}   the record is not here; token '' = Redis is too full for one, and nothing can be written.
           Only SQL knows whether this op id was applied before
         | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | '+' | false ...}
@@ -96,7 +96,8 @@ if lock_value ~= '' then
 elseif holder and string.byte(holder) == 120 then -- x: exclusive
   return {'locked', holder}
 end
-if head[3] and deleted == 'refuse' then return {'deleted', version} end
+if head[3] == '1' and deleted == 'expired' then deleted = 'refuse' end
+if head[3] and deleted == 'refuse' then return {'deleted', version, head[3]} end
 if version and not head[3] and deleted == 'create' then return {'exists', version} end
 -- @include expectations
 -- @include backpressure
@@ -128,11 +129,14 @@ if layer then
   end
 end
 if owner ~= '' and not call('HGET', record, '#owner') then
-  flags = flags .. 'o'
-  n = n + 2
+  flags, n, changes = flags .. 'o', n + 2, changes or {change}
   fields[n - 1], fields[n] = '#owner', owner
-  changes = changes or {change}
   changes[#changes + 1] = 's6:' .. #owner .. ':#owner' .. owner
+  if public then public[#public + 1] = changes[#changes] end
+end
+if head[3] and deleted == 'expired' then
+  flags, gone, changes = flags .. 'a', gone or {}, changes or {change}
+  gone[#gone + 1], changes[#changes + 1] = '#deleted', 'd8:0:#deleted'
   if public then public[#public + 1] = changes[#changes] end
 end
 -- @include noted_op

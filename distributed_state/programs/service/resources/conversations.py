@@ -118,7 +118,7 @@ async def read(asked: Asked, given: Last) -> Response:
     context.allow("read", MESSAGES, MOVES)
     shown, size = await records.read_shown(context, Page(last=given.last), asked.limits, fresh=given.fresh)
     entry = shown.entry
-    records.there(entry, "session", id)
+    records.there(entry, context)
     known = records.not_modified(asked.request, entry)
     if known is not None:
         return known
@@ -147,7 +147,8 @@ class Turn(Body):
     A request with a key is remembered with `outcome`, by default the version and the phase. With the header
     If-None-Match the turn begins the conversation, which `user` owns; other turns take no `user`. `request_id`
     replaces the header Idempotency-Key for clients that cannot send it. `runs` are the tools and models that the client
-    ran for the turn, and `seconds` the time it took; the turn's version shows both among its times.
+    ran for the turn, and `seconds` the time it took; the turn's version shows both among its times. With `revive` the
+    turn begins a deleted or expired conversation again.
     """
 
     request_id: str | None = None
@@ -162,6 +163,7 @@ class Turn(Body):
     phase: Annotated[str, Field(max_length=MAX_PHASE)] | None = None
     outcome: Any = None
     user: Id | None = None
+    revive: bool = False
     runs: list[Run] = Field(default_factory=list)
     seconds: float = Field(0.0, ge=0, le=1e9)
 
@@ -211,7 +213,9 @@ async def turn(asked: Asked, given: Turn) -> Response:
     records.write_under_lease(asked, context_of(session))
     put = [name_of(each.collection, each.key) for each in given.items if not each.delete]
     await records.puts(asked, context_of(session), put)
-    async with session.turn(request_id=key, wait=asked.limits.busy, ttl=_TURN_TTL) as now:
+    if given.revive or context_of(session).begins_again:
+        await records.comes_back(asked, context_of(session))
+    async with session.turn(request_id=key, wait=asked.limits.busy, ttl=_TURN_TTL, revive=given.revive) as now:
         if not now.repeated:
             version = now.version
             wanted.check(version)
@@ -241,7 +245,7 @@ async def answered_turn(asked: Asked) -> Response:
     session = records.handle(asked, "session")
     request = asked.request.path_params["request"]
     name = remembered_requests.name_of(request)
-    entry = await records.look(session, "session", True)
+    entry = await records.look(session, True)
     kept = None if name is None else remembered_requests.find(entry, name)
     if kept is None:
         raise NotFound(f"no turn is remembered of the request {request!r:.80}")
@@ -280,7 +284,7 @@ async def page_of(asked: Asked, given: MessagePage, said: _Said) -> Response:
     context.allow("read", MESSAGES)
     wanted = shown_messages.Page(limit=given.limit, before=given.before, after=given.after, order=given.order)
     shown, size = await records.read_shown(context, wanted, asked.limits, fresh=given.fresh)
-    records.there(shown.entry, "session", session.id)
+    records.there(shown.entry, context)
     known = records.not_modified(asked.request, shown.entry)
     if known is not None:
         return known
@@ -320,6 +324,7 @@ class Append(Body):
     """Messages to add."""
 
     messages: Annotated[Messages, Field(description="At least one.")]
+    revive: bool = Field(False, description="Begin a deleted or expired conversation again.")
 
 
 class Appended(Answer):
@@ -337,7 +342,8 @@ async def append_messages(asked: Asked, given: Append) -> Response:
         for message in given.messages:
             changes.append(message)
 
-    done = await records.write(asked, records.handle(asked, "session"), records.Write("append", build))
+    change = records.Write("append", build, revive=given.revive)
+    done = await records.write(asked, records.handle(asked, "session"), change)
     found = {"version": done.version, "repeated": done.repeated, "first_message": done.first_message}
     return answer(found, 201, version=done.version)
 
@@ -433,7 +439,7 @@ class Lives(Answer):
 async def read_lifetime(asked: Asked) -> Response:
     """Read how long a conversation lives."""
     session = records.handle(asked, "session")
-    await records.look(session, "session", False, VERSION)
+    await records.look(session, False, VERSION)
     return answer(asdict(await session.lifetime()))
 
 

@@ -101,7 +101,7 @@ async def get(scope: Scope, asked: Asked, given: FieldAt) -> Response:
     """One field of a record."""
     record, key = records.handle(asked, scope), asked.request.path_params["key"]
     if given.version is None:
-        entry = await records.look(record, scope, given.fresh, key)
+        entry = await records.look(record, given.fresh, key)
     else:
         context_of(record).allow("read", key)
         entry = await history.fields_at(context_of(record), given.version)
@@ -274,7 +274,7 @@ class Tags(Answer):
 async def tags(scope: Scope, asked: Asked, given: records.Fresh) -> Response:
     """The tags of a record."""
     record = records.handle(asked, scope)
-    entry = await records.look(record, scope, given.fresh, TAGS)
+    entry = await records.look(record, given.fresh, TAGS)
     known = records.not_modified(asked.request, entry)
     if known is not None:
         return known
@@ -341,7 +341,7 @@ async def item_page(scope: Scope, asked: Asked, given: ItemPage) -> Response:
         reverse=given.order == "desc", version=given.version,
     )  # fmt: skip
     if not found.items:
-        await records.look(record, scope, False, ITEMS)
+        await records.look(record, False, ITEMS)
     shown = {"items": [_item_shown(each) for each in found.items], "next": found.next}
     return answer(shown, headers=requests.next_page(asked.request, found.next, given.order))
 

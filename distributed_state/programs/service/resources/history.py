@@ -113,7 +113,7 @@ async def history(scope: Scope, asked: Asked, given: Past) -> Response:
         branch=given.branch,
     )  # fmt: skip
     if not found and given.after == 0 and given.branch is None:
-        await records.look(record, scope, False)  # NotFound, unless only its history is gone
+        await records.look(record, False)  # NotFound, unless only its history is gone
     more = requests.next_page(asked.request, found[-1].version if len(found) == given.limit else None)
     return answer({"versions": [_change(each) for each in found]}, headers=more)
 
@@ -292,7 +292,7 @@ async def timeline(scope: Scope, asked: Asked, given: Below) -> Response:
     record = records.handle(asked, scope)
     found = await past.timeline(context_of(record), given.before, given.limit, most=asked.limits.answer)
     if not found and given.before is None:
-        await records.look(record, scope, False)  # NotFound, unless only its history is gone
+        await records.look(record, False)  # NotFound, unless only its history is gone
     end = found[-1].version if found and found[-1].version > 1 else None
     shown = [asdict(each) | {"times": times_shown(each.times)} for each in found]
     return answer({"versions": shown}, headers=requests.next_page(asked.request, end, "desc"))
@@ -358,7 +358,7 @@ async def overview(scope: Scope, asked: Asked, given: Looked) -> Response:
     context = context_of(record)
     page = Page(limit=given.limit, before=given.before, order="desc")
     if given.version is None:
-        await records.look(record, scope, True)
+        await records.look(record, True)
     most = min(given.most, asked.limits.answer // 4)
     found = await past.overview(context, given.version, page, fields=most, said=most)
     return answer(_overview_shown(context, found), version=found.entry.version)

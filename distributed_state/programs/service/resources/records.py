@@ -67,7 +67,7 @@ from distributed_state.tiers import items
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import as_text, codec
 from distributed_state.values.field_ttl import NEVER
-from distributed_state.values.model import NEXT, Ref, Scope
+from distributed_state.values.model import DELETED, NEXT, Ref, Scope, deleted_error
 from distributed_state.values.search import tags_in
 from distributed_state.warm.answers import Draft
 from distributed_state.warm.lease import CarriedLease
@@ -82,7 +82,7 @@ Build = Callable[[Changes], None]
 class Write:
     """A change of one record: `build` adds the operations, `kind` is the kind of the commit.
 
-    `unique`: only this request creates this record, so a deleted one is not begun again.
+    `unique`: only this request creates this record, so a deleted one is not begun again. `revive`: a deleted one is.
     """
 
     kind: str
@@ -90,6 +90,7 @@ class Write:
     expect: Mapping[str, Any] = field(default_factory=dict)
     draft: Callable[[RecordContext, Changes], Draft] | None = None
     unique: bool = False
+    revive: bool = False
 
     def made(self, context: RecordContext, note: Build | None = None) -> tuple[Draft, Changes]:
         """Return the change as a draft, with the additions of `note`."""
@@ -97,7 +98,11 @@ class Write:
         self.build(changes)
         if note is not None:
             note(changes)
-        return changes.draft(self.kind) if self.draft is None else self.draft(context, changes), changes
+        if self.draft is not None:
+            return self.draft(context, changes), changes
+        if self.revive:
+            changes.undelete()
+        return changes.draft(self.kind, deleted="begin" if self.revive else "refuse"), changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +126,8 @@ async def write(asked: Asked, record: AsyncRecord, change: Write) -> Done:
         once = replace(once, conditions=Conditions(exists=True))
     elif change.draft is None and once.conditions.may_begin:
         await begins(asked, context)
+    if implied and (change.revive or context.begins_again):
+        await comes_back(asked, context)
     if asked.quota.counts(asked.caller, "item"):
         changes = context.changes()
         change.build(changes)
@@ -144,8 +151,7 @@ def _require(entry: CachedRecord, context: RecordContext, conflict: Conflict) ->
     if entry.version == 0:
         raise NotFound(f"there is no conversation {context.ref.id!r:.200}") from conflict
     if entry.deleted:
-        said = f"conversation {context.ref.id!r:.200} was deleted at version {entry.version}"
-        raise Deleted(said, version=entry.version) from conflict
+        raise gone(context, entry) from conflict
 
 
 async def begins(asked: Asked, context: RecordContext) -> None:
@@ -157,7 +163,7 @@ async def begins(asked: Asked, context: RecordContext) -> None:
 
 
 async def comes_back(asked: Asked, context: RecordContext) -> None:
-    """Count the record for the quota if it was deleted and this rollback restores it. Raises HTTPException 429."""
+    """Count the record for the quota if it is deleted and this request begins it again. Raises HTTPException 429."""
     if asked.quota.counts(asked.caller, context.ref.scope) and (await context.read(field=VERSION)).deleted:
         await asked.quota.ask(asked.store, asked.caller, context.ref.scope)
 
@@ -481,18 +487,34 @@ class Fresh(Query):
     fresh: bool = False
 
 
-def there(entry: CachedRecord, scope: Scope, id: str) -> CachedRecord:
+def _named(context: RecordContext) -> str:
+    kind = next(name for scope, name in NAMES.items() if scope == context.ref.scope)
+    return f"{kind} {context.ref.id!r:.200}"
+
+
+def gone(context: RecordContext, entry: CachedRecord) -> Deleted:
+    """The error for a record that was deleted or has expired."""
+    what = _named(context)
+    if entry.expiry is None:
+        return Deleted(f"{what} was deleted at version {entry.version}", version=entry.version)
+    error = deleted_error(what, entry.version, entry.fields[DELETED])
+    error.begins_again = context.begins_again
+    return error
+
+
+def there(entry: CachedRecord, context: RecordContext) -> CachedRecord:
     """Return the record as it was read. Raises NotFound, or Deleted if it was deleted."""
     if entry.deleted:
-        raise Deleted(f"{NAMES[scope]} {id!r:.200} was deleted at version {entry.version}", version=entry.version)
+        raise gone(context, entry)
     if entry.version == 0:
-        raise NotFound(f"there is no {NAMES[scope]} {id!r:.200}")
+        raise NotFound(f"there is no {_named(context)}")
     return entry
 
 
-async def look(record: AsyncRecord, scope: Scope, fresh: bool, field: str | None = None) -> CachedRecord:
+async def look(record: AsyncRecord, fresh: bool, field: str | None = None) -> CachedRecord:
     """Read the record for a caller who may read this field; None: all fields. Raises NotFound and Deleted."""
-    return there(await context_of(record).read(fresh, field), scope, record.id)
+    context = context_of(record)
+    return there(await context.read(fresh, field), context)
 
 
 async def whole(
@@ -504,7 +526,7 @@ async def whole(
     """
 
     async def read() -> tuple[CachedRecord, Response | None, int]:
-        entry = await look(record, scope, fresh)
+        entry = await look(record, fresh)
         known = not_modified(asked.request, entry)
         return entry, known, 0 if known is not None else size_of(entry, asked.limits)
 
