@@ -69,7 +69,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
     "values.encryption": ("Encryption", "KeyRing"),
     "values.items": ("DeleteItem", "Item", "ItemPage", "PutItem"),
     "values.model": ("ABSENT", "Message", "PRESENT"),
-    "results": ("Event",),
+    "results": ("Event", "fold"),
     "values.search": (
         "Search",
         "SearchDocument",

@@ -58,7 +58,7 @@ from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
 from distributed_state.remote.blocking import RemoteStore
 from distributed_state.remote.store import AsyncRemoteStore
-from distributed_state.results import Event
+from distributed_state.results import Event, fold
 from distributed_state.settings import Settings
 from distributed_state.store import metrics as metrics
 from distributed_state.store.admin import AsyncAdmin
@@ -174,6 +174,7 @@ __all__ = [
     "Window",
     "Workflow",
     "WorkingMemory",
+    "fold",
     "tool",
     "truncate_history",
     "formats",

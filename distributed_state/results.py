@@ -5,10 +5,12 @@ Design: section 1.
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from distributed_state.errors import InvalidValue
 from distributed_state.values.items import Item
 from distributed_state.values.model import Message, unescape
 from distributed_state.values.turn_times import TimedRun as TimedRun
@@ -34,6 +36,7 @@ __all__ = [
     "Upcast",
     "Waiter",
     "Written",
+    "fold",
 ]
 
 
@@ -57,6 +60,17 @@ class Change:
     `items` maps collection and key to the item that was put, or to None for a deleted one. `tagged` and `untagged` are
     pairs of key and text. `replica` is the process that wrote the change, as `store.admin.replicas()` names it. `times`
     says how a turn spent its time; None for other changes.
+
+    What a change took away or went back to, before it set anything:
+
+    - `cleared`: which parts it emptied, of "fields", "messages", "items", "tags" and "phase", and "record" if it
+      deleted the record.
+    - `kept`: the earlier messages that are shown after it, as pairs of the first and the last number, None for "to the
+      newest"; `kept` is None if the change removed and restored no messages.
+    - `restored`: the version whose state a rollback restored.
+    - `from_version`: of a fork's first change, the version of its source.
+
+    `fold` rebuilds a state from changes.
     """
 
     version: int
@@ -74,6 +88,10 @@ class Change:
     tagged: tuple[tuple[str, str], ...] = ()
     untagged: tuple[tuple[str, str], ...] = ()
     times: TurnTimes | None = None
+    cleared: tuple[str, ...] = ()
+    kept: tuple[tuple[int, int | None], ...] | None = None
+    restored: int | None = None
+    from_version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +141,64 @@ class Snapshot:
     phase: str | None
     deleted: bool
     tags: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+_REPAIR = "repair"  # a change that holds a whole state, because the versions before it are lost
+
+
+def fold(changes: Iterable[Change], *, start: Snapshot | None = None) -> Snapshot:
+    """Rebuild a record's state from its changes, as `history` returns them: the state that `at` has of the last one.
+
+    `fold(session.history())` is the present state. `start` is the state before the first change: `at(version=n)` for
+    `history(after=n)`, and for a fork that of its source at the change's `from_version`. Without it the record begins
+    empty. Items are not part of a Snapshot. Raises InvalidValue if a change is missing, for example because it was
+    purged.
+    """
+    version = 0 if start is None else start.version
+    fields = {} if start is None else dict(start.fields)
+    phase = None if start is None else start.phase
+    deleted = start is not None and start.deleted
+    known = {} if start is None else {each.number: each for each in start.messages}
+    shown = list(known)
+    tags = {(key, text) for key, texts in start.tags.items() for text in texts} if start else set()
+    for change in changes:
+        if change.version == 1 and version == change.from_version:
+            version = 0  # it continues the state of another record
+        if change.version != version + 1 and change.kind != _REPAIR:
+            said = f"version {change.version} comes after version {version}: the changes between them are missing"
+            raise InvalidValue(f"{said}; give the state before the first change as start=at(version=...)")
+        version = change.version
+        deleted = "record" in change.cleared
+        fields = {} if "fields" in change.cleared else fields
+        phase = None if "phase" in change.cleared else phase
+        tags = set() if "tags" in change.cleared else tags
+        if change.kept is not None:
+            shown = [number for number in known if _within(number, change.kept)]
+            _require_all(change, known)
+        for name in change.deleted:
+            fields.pop(name, None)
+        fields |= change.set
+        phase = phase if change.phase is None else change.phase
+        tags = (tags - {*change.untagged}) | {*change.tagged}
+        for message in change.appended:
+            known[message.number] = message
+            shown.append(message.number)
+    texts: dict[str, tuple[str, ...]] = {}
+    for key, text in sorted(tags):
+        texts[key] = (*texts.get(key, ()), text)
+    return Snapshot(version, fields, tuple(known[each] for each in shown), phase, deleted, texts)
+
+
+def _require_all(change: Change, known: Container[int | None]) -> None:
+    for first, last in change.kept or ():
+        for number in () if last is None else range(first, last + 1):
+            if number not in known:
+                said = f"version {change.version} shows message {number}, which none of these changes added"
+                raise InvalidValue(f"{said}; begin with an earlier change, or a fork with its source's state as start=")
+
+
+def _within(number: int | None, runs: Iterable[tuple[int, int | None]]) -> bool:
+    return number is not None and any(first <= number and (last is None or number <= last) for first, last in runs)
 
 
 @dataclass(frozen=True, slots=True)

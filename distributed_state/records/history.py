@@ -8,7 +8,7 @@ Design: sections 9, 11, 28.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,8 @@ from distributed_state.errors import InvalidValue, NotFound, TooLarge
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import waited
 from distributed_state.records import branches, messages
-from distributed_state.records.access import ITEMS, MESSAGES, MOVES, TAGS, VERSION
+from distributed_state.records.access import ITEMS as ALL_ITEMS
+from distributed_state.records.access import MESSAGES, MOVES, TAGS, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.items import opened
 from distributed_state.results import Change, ChangeOutline, Checkpoint, Forked, Snapshot
@@ -28,9 +29,22 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec, message_ranges, turn_times
 from distributed_state.values.codec import Codec
 from distributed_state.values.items import Item
-from distributed_state.values.journal import JournalEntry, State, item_of, unpack
+from distributed_state.values.journal import JournalEntry, Operation, State, item_of, unpack
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import PHASE, RESTORED, TAG, TIMES, Message, Ref, unescape
+from distributed_state.values.model import (
+    DELETED,
+    ITEMS,
+    PARENT,
+    PHASE,
+    RESTORED,
+    SEGMENTS,
+    START,
+    TAG,
+    TIMES,
+    Message,
+    Ref,
+    unescape,
+)
 from distributed_state.values.search import split_tag, tags_in
 
 _TOGETHER = 200  # changes that are read at once where their bytes are limited
@@ -95,7 +109,7 @@ def _shown(changes: Sequence[Change]) -> dict[str, None]:
     if any(change.appended for change in changes):
         names[MESSAGES] = None
     if any(change.items for change in changes):
-        names[ITEMS] = None
+        names[ALL_ITEMS] = None
     if any(change.phase is not None for change in changes):
         names[MOVES] = None
     if any(change.tagged or change.untagged for change in changes):
@@ -113,6 +127,46 @@ def _item_key(name: bytes) -> tuple[str, str]:
     return collection, key
 
 
+def _taken_away(version: int, operations: Iterable[Operation]) -> dict[str, Any]:
+    """The parts that a change emptied, and where it went back to, as a Change names them."""
+    cleared: dict[str, None] = {}
+    found: dict[str, Any] = {}
+    for kind, name, value in operations:
+        if kind == b"c":
+            cleared |= dict.fromkeys(("fields", "tags") if name == TAG else ("fields",))
+        elif kind == b"s" and name == ITEMS and value == b"%d 0" % version:
+            cleared["items"] = None
+        elif kind == b"d" and name == PHASE:
+            cleared["phase"] = None
+        elif kind == b"s" and name == DELETED:
+            cleared["record"] = None
+        elif kind == b"s" and name == RESTORED and value.isdigit():
+            found["restored"] = int(value)
+        elif kind == b"s" and name == PARENT and (begun := value.rpartition(b"@")[2]).isdigit():
+            found["from_version"] = int(begun)
+    kept = _kept(operations)
+    if kept == ():
+        cleared["messages"] = None
+    return found | {"cleared": tuple(cleared), "kept": kept}
+
+
+def _kept(operations: Iterable[Operation]) -> tuple[tuple[int, int | None], ...] | None:
+    """The earlier messages that a change keeps, in runs of numbers; None if it does not change which are shown."""
+    runs: list[tuple[int, int | None]] = []
+    wiped = False
+    opened: int | None = None  # where the run begins to which new messages are added
+    for kind, name, value in operations:
+        if kind == b"w":
+            wiped = True
+        elif kind == b"s" and name == START:
+            opened = int(value)
+        elif kind == b"s" and name == SEGMENTS:
+            runs = [(run.start, run.stop - 1) for run in message_ranges.parse(value)]
+    if opened is not None:
+        runs.append((opened, None))
+    return tuple(runs) if wiped or opened is not None else None
+
+
 def as_change(record_codec: Codec, entry: JournalEntry) -> Change:
     """A journal entry, decoded."""
     fields: dict[str, Any] = {}
@@ -120,7 +174,8 @@ def as_change(record_codec: Codec, entry: JournalEntry) -> Change:
     tags: dict[bytes, list[tuple[str, str]]] = {b"s": [], b"d": []}
     phase = label = times = None
     items: dict[tuple[str, str], Item | None] = {}
-    for kind, name, value in unpack(entry.data):
+    operations = unpack(entry.data)
+    for kind, name, value in operations:
         if kind == b"s" and name[:1] != b"#":
             fields[codec.decode_key(name)] = record_codec.decode(value, codec.decode_key(name))
         elif kind == b"d" and name[:1] != b"#":
@@ -154,6 +209,7 @@ def as_change(record_codec: Codec, entry: JournalEntry) -> Change:
         untagged=tuple(tags[b"d"]),
         items=items,
         times=times,
+        **_taken_away(entry.version, operations),
     )
 
 
@@ -313,7 +369,7 @@ async def timeline(context: RecordContext, before: int | None, limit: int, *, mo
     rows = await read_path.archived(context.tiers, context.keys, read, long=True)
     found = [_outline(row) for row in rows]
     names = dict.fromkeys(name for each in found for name in (*each.fields, *each.deleted))
-    parts = {MESSAGES: any(each.messages for each in found), ITEMS: any(each.items for each in found)}
+    parts = {MESSAGES: any(each.messages for each in found), ALL_ITEMS: any(each.items for each in found)}
     parts[MOVES] = any(each.phase is not None for each in found)
     context.allow("read", *names, *(name for name, there in parts.items() if there))
     return found

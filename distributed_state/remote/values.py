@@ -196,7 +196,13 @@ def change(found: Mapping[str, Any], ref: Ref) -> Change:
         set=shown(found), deleted=tuple(found["deleted"]), appended=tuple(map(_numbered, found["messages"])),
         phase=found["phase"], label=found["label"], items=items, tagged=_pairs(found["tagged"]),
         untagged=_pairs(found["untagged"]), replica=found.get("replica", ""), times=_times(found.get("times")),
+        cleared=tuple(found.get("cleared", ())), kept=_runs(found.get("kept")), restored=found.get("restored"),
+        from_version=found.get("from_version"),
     )  # fmt: skip
+
+
+def _runs(found: Iterable[Iterable[int | None]] | None) -> tuple[tuple[int, int | None], ...] | None:
+    return None if found is None else tuple((first or 0, last) for first, last in found)
 
 
 def _times(found: Mapping[str, Any] | None) -> TurnTimes | None:

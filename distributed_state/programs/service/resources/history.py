@@ -79,7 +79,12 @@ class ChangedItem(Answer):
 
 
 class VersionChange(Answer):
-    """One version with its changes, its actor, and its time in seconds since 1970."""
+    """One version with its changes, its actor, and its time in seconds since 1970.
+
+    Before it set anything, it emptied the parts in `cleared` ("record": it deleted the record), and kept the earlier
+    messages in `kept`, pairs of the first and the last number (null: to the newest), or all. `restored` is the version
+    whose state a rollback restored, `from_version` that from which a fork began.
+    """
 
     version: int
     time: float
@@ -97,6 +102,10 @@ class VersionChange(Answer):
     tagged: list[list[str]]
     untagged: list[list[str]]
     times: Times | None
+    cleared: list[str] = Field(default_factory=list)
+    kept: list[tuple[int, int | None]] | None = None
+    restored: int | None = None
+    from_version: int | None = None
 
 
 class Versions(Answer):
@@ -141,6 +150,10 @@ def _change(change: Change) -> dict[str, Any]:
         "tagged": change.tagged,
         "untagged": change.untagged,
         "times": times_shown(change.times),
+        "cleared": change.cleared,
+        "kept": change.kept,
+        "restored": change.restored,
+        "from_version": change.from_version,
     }
 
 
