@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints, overload
@@ -130,6 +131,8 @@ def _tool(function: Callable[..., Any], name: str | None, description: str | Non
         raise InvalidValue(f"a tool is a function, not {function!r:.80}")
     called = str(name or getattr(function, "__name__", "tool"))
     text = description or inspect.getdoc(function) or ""
+    if not text and sys.flags.optimize >= 2:
+        raise InvalidValue(f"{called}: python -OO removes docstrings, so the tool needs @tool(description=...)")
     signature = inspect.signature(function)
     hints = get_type_hints(function, include_extras=True)
     fields: dict[str, Any] = {}
@@ -330,44 +333,38 @@ State = MutableMapping[str, Any]
 Name = Annotated[str, Field(min_length=1, max_length=200, description="Its name.")]
 
 
-@tool
-def count(state: State, name: Name = "counter", by: int = 1) -> int:
-    """Add to a counter of this conversation and return the sum."""
+@tool(description="Add to a counter of this conversation and return the sum.")
+def count(state: State, name: Name = "counter", by: int = 1) -> int:  # noqa: D103 - the description
     state[name] = _number(state, name) + by
     return int(state[name])
 
 
-@tool
-def reset(state: State, name: Name = "counter") -> int:
-    """Set a counter of this conversation to zero and return what it was."""
+@tool(description="Set a counter of this conversation to zero and return what it was.")
+def reset(state: State, name: Name = "counter") -> int:  # noqa: D103 - the description
     before = _number(state, name)
     state[name] = 0
     return before
 
 
-@tool
-def note(state: State, key: Name, text: str) -> str:
-    """Keep a note for later in this conversation."""
+@tool(description="Keep a note for later in this conversation.")
+def note(state: State, key: Name, text: str) -> str:  # noqa: D103 - the description
     state["notes"] = {**state.get("notes", {}), key: text}
     return f"noted under {key}"
 
 
-@tool
-def get_preference(user_state: State, name: Name) -> Any:
-    """Look up what the user prefers; null if nothing is known."""
+@tool(description="Look up what the user prefers; null if nothing is known.")
+def get_preference(user_state: State, name: Name) -> Any:  # noqa: D103 - the description
     return user_state.get("preferences", {}).get(name)
 
 
-@tool
-def set_preference(user_state: State, name: Name, value: JsonValue) -> str:
-    """Remember what the user prefers, in all conversations."""
+@tool(description="Remember what the user prefers, in all conversations.")
+def set_preference(user_state: State, name: Name, value: JsonValue) -> str:  # noqa: D103 - the description
     user_state["preferences"] = {**user_state.get("preferences", {}), name: value}
     return f"{name} is remembered"
 
 
-@tool
-def user_statistics(state: State, user_state: State) -> dict[str, Any]:
-    """Sum up what is known: counters of this conversation, notes taken, and the user's preferences."""
+@tool(description="Sum up what is known: counters of this conversation, notes taken, and the user's preferences.")
+def user_statistics(state: State, user_state: State) -> dict[str, Any]:  # noqa: D103 - the description
     counters = {key: value for key, value in state.items() if isinstance(value, int) and not isinstance(value, bool)}
     return {
         "counters": counters,

@@ -2,7 +2,8 @@
 
 A value is JSON text, or bytes after one byte 0x02, which never begins JSON. orjson writes and reads JSON. Values that
 it cannot hold exactly (integers beyond 64 bits, lone surrogates) are written by `json` after one leading space, which
-is still JSON and makes the reader use `json` too.
+is still JSON and makes the reader use `json` too. A value of a subclass (a StrEnum, a Counter) and a numpy scalar are
+written as the plain value that they equal.
 
 Design: section 4.
 """
@@ -12,10 +13,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
+from enum import Enum
 from typing import Any
 
 import orjson
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from distributed_state.errors import CorruptState, DecryptionFailed, InvalidValue, TooLarge
 from distributed_state.values import field_ttl
@@ -31,7 +36,16 @@ MESSAGE = "#message"  # the name of every message; names of fields never begin w
 EVENT = "#event "  # the prefix of the name of an event's data
 ITEM = "#item "  # the prefix of the name of an item
 Scalar = (str, int, float, bool, type(None))
-_ADVICE = {"tuple": "; use a list", "bytes": "; bytes stand alone, as the value of a field", "bytearray": "; use bytes"}
+_ADVICE: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    ((tuple, set, frozenset), "use a list"),
+    (bytes, "bytes stand alone, as the value of a field"),
+    (bytearray, "use bytes"),
+    (Enum, "use its .value"),
+    (Decimal, "use str() to keep it exact, or float()"),
+    ((date, time), "use .isoformat(), or .timestamp() of a datetime"),
+    (timedelta, "use .total_seconds()"),
+    (BaseModel, 'use .model_dump(mode="json"), or schema= for a whole record'),
+)
 
 
 def encode(value: Any, name: str = "value") -> bytes:
@@ -61,10 +75,23 @@ def encode_value(value: Any, name: str = "value") -> bytes:
 def _encode_exactly(value: Any, name: str) -> bytes:
     if (complaint := _complaint(value)) is not None:
         raise InvalidValue(_shown(name) + complaint)
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    if json.loads(text) != value:
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"), default=_without_numpy)
+    plain = json.loads(text)
+    if plain != value:
         raise InvalidValue(f"{_shown(name)}: does not survive JSON unchanged")
+    try:
+        # A subclass, as a StrEnum or a Counter, is stored as its plain value is: conditions compare the stored bytes.
+        data = orjson.dumps(plain, option=_OPTIONS)
+        if orjson.loads(data) == plain:
+            return data
+    except (TypeError, orjson.JSONDecodeError):
+        pass
     return b" " + text.encode()
+
+
+def _without_numpy(value: Any) -> Any:
+    """The plain value of a numpy scalar; other values as they are. Without an import of numpy."""
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "shape", None) == () else value
 
 
 def _shown(name: str) -> str:
@@ -78,6 +105,7 @@ def _complaint(value: Any) -> str | None:
     def search(value: Any, path: str, depth: int) -> str | None:
         if depth > 200:
             return f"{path}: nested more than 200 levels deep"
+        value = _without_numpy(value)
         if isinstance(value, float) and not math.isfinite(value):
             return f"{path}: {value!r} is not a JSON number"
         if isinstance(value, (dict, list)):
@@ -98,10 +126,21 @@ def _complaint(value: Any) -> str | None:
         elif isinstance(value, int) and abs(value) >= _LARGEST:
             return f"{path}: an integer of more than 4300 digits, which Python does not read back"
         elif not isinstance(value, Scalar):
-            return f"{path}: {_a(value)} is not a JSON value" + _ADVICE.get(type(value).__name__, "")
+            return f"{path}: {_a(value)} is not a JSON value{_advice(value)}"
         return None
 
     return search(value, "", 0)
+
+
+def _advice(value: Any) -> str:
+    """What to write instead of a value that JSON cannot hold, as a suffix to the complaint."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return "; use dataclasses.asdict(), or schema= for a whole record"
+    if type(value).__name__ == "UUID":  # `uuid` makes ids by chance, so nothing but the port imports it
+        return "; use str()"
+    if hasattr(value, "tolist"):
+        return "; use .tolist()"
+    return next((f"; {text}" for kinds, text in _ADVICE if isinstance(value, kinds)), "")
 
 
 def _a(value: Any) -> str:

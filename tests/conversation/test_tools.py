@@ -8,6 +8,8 @@ import json
 import pickle
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import MutableMapping
 from typing import Annotated, Any
 
@@ -38,6 +40,31 @@ from distributed_state.tiers import commit as write_path
 from distributed_state.warm.scripts import COMMIT
 
 State = MutableMapping[str, Any]
+
+
+WITHOUT_DOCSTRINGS = """
+from distributed_state import TOOLBOX, InvalidValue, tool
+
+def look(city: str) -> str:
+    'Look.'
+    return city
+
+print(tool(description="Look.")(look).description, all(each.description for each in TOOLBOX))
+try:
+    tool(look)
+except InvalidValue as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [("-O", ["Look. True"]), ("-OO", ["Look. True", "look: python -OO removes docstrings"])]
+)
+def test_without_docstrings_a_tool_needs_a_description(option: str, said: list[str]) -> None:
+    ran = subprocess.run([sys.executable, option, "-c", WITHOUT_DOCSTRINGS], capture_output=True, text=True, timeout=60)
+    lines = ran.stdout.splitlines()
+    assert len(lines) == len(said), ran.stderr
+    assert all(line.startswith(begin) for line, begin in zip(lines, said, strict=True))
 
 
 @tool

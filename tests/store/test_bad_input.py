@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import collections
+import enum
 import inspect
 import json
 import math
@@ -17,6 +19,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy
 import pytest
 import redis
 from below import logged_in, names, redis_of, server_binary, tiers, until
@@ -39,6 +42,7 @@ from distributed_state import (
     StateMachine,
     StateStore,
     WarmUnavailable,
+    tool,
 )
 from distributed_state.programs.servers import free_port, redis_server
 
@@ -348,7 +352,7 @@ async def test_arguments_of_a_wrong_kind_are_refused(store: Any) -> None:
         lambda: session.create([1]),
         lambda: session.checkpoint("x" * 501),
         lambda: session.checkpoint(5),
-        lambda: session.rollback(),
+        lambda: session.rollback(checkpoints="1"),
         lambda: session.rollback(steps=0),
         lambda: session.rollback(steps=1, version=1),
         lambda: store.sessions(limit=0),
@@ -917,3 +921,77 @@ async def test_a_lone_surrogate_in_what_a_store_is_opened_with_is_refused(
     with pytest.raises((ConfigurationError, WarmUnavailable, ColdUnavailable)):
         await open_store(face, **{"url": None} | more | given)
     assert list(tmp_path.iterdir()) == []
+
+
+class Level(enum.IntEnum):
+    """A number of a program."""
+
+    HIGH = 3
+
+
+class Plain(enum.Enum):
+    """Not a value of JSON."""
+
+    RED = "red"
+
+
+class Colour(enum.StrEnum):
+    """A text of a program."""
+
+    RED = "red"
+
+
+@pytest.mark.parametrize(
+    "value", [Colour.RED, Level.HIGH, collections.Counter("aab"), numpy.int64(3), numpy.float32(0.5)]
+)
+async def test_a_value_of_a_subclass_is_taken_as_its_plain_value_in_every_place(store: Any, value: Any) -> None:
+    """In a field, a list, an item, a message, an event, and the result of a tool."""
+    plain = json.loads(json.dumps(value, default=lambda scalar: scalar.item()))
+    session = store.session("s")
+
+    @tool
+    def found() -> Any:
+        """Find it."""
+        return value
+
+    await session.set("field", value)
+    await session.append_to("list", value)
+    await session.items("notes").put("item", value)
+    await session.append({"role": "user", "content": "hi", "metadata": {"deep": value}})
+    await store.emit("found", {"deep": value})
+    call = await session.call(found, call_id="c1")
+    again = await session.call(found, call_id="c1")
+    [message] = await session.messages()
+    read = [
+        await session.get("field", fresh=True),
+        (await session.get("list", fresh=True))[0],
+        await session.items("notes").get("item"),
+        message.metadata["deep"],
+        call.result,
+        again.result,
+    ]
+    assert [repr(each) for each in read[:4]] == [repr(plain)] * 4
+    assert read == [plain] * 6
+    assert (await session.write(set={"field": 0}, expect={"field": plain})).version
+
+
+@pytest.mark.parametrize("value", [uuid.UUID(int=1), datetime(2026, 5, 1, tzinfo=UTC), Plain.RED])
+async def test_a_value_that_has_another_form_is_refused_in_every_place_with_that_form(store: Any, value: Any) -> None:
+    session = store.session("s")
+
+    @tool
+    def found() -> Any:
+        """Find it."""
+        return value
+
+    ways = (
+        lambda: session.set("field", value),
+        lambda: session.append_to("list", value),
+        lambda: session.items("notes").put("item", value),
+        lambda: session.append({"role": "user", "content": "hi", "metadata": {"deep": value}}),
+        lambda: store.emit("found", {"deep": value}),
+    )
+    for way in ways:
+        with pytest.raises(InvalidValue, match=r"is not a JSON value; use (str\(\)|\.isoformat|its \.value)"):
+            await way()
+    assert "is not a JSON value; use" in ((await session.call(found, call_id="c1")).error or "")

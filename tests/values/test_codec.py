@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import enum
 import json
 import math
+import uuid
 from contextlib import suppress
-from datetime import date
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from distributed_state import CorruptState, InvalidValue, Message, TooLarge
 from distributed_state.values import codec, encryption, field_ttl
@@ -112,7 +116,7 @@ circle.append({"again": circle})
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        ({"a": [1, {"b": {1, 2}}]}, r"field\['a'\]\[1\]\['b'\]: a set is not a JSON value"),
+        ({"a": [1, {"b": {1, 2}}]}, r"field\['a'\]\[1\]\['b'\]: a set is not a JSON value; use a list"),
         ({"a": (1, 2)}, r"field\['a'\]: a tuple .*use a list"),
         ((1, 2), r"field: a tuple"),
         ([b"bytes"], r"field\[0\]: a bytes"),
@@ -141,6 +145,73 @@ def test_what_json_cannot_hold_is_refused_and_its_path_named(value: Any, complai
         codec.encode(value, "field")
 
 
+class Level(enum.IntEnum):
+    HIGH = 3
+
+
+class Name(enum.StrEnum):
+    ADA = "ada"
+
+
+class OldName(str, enum.Enum):  # noqa: UP042 - as many programs still define it
+    ADA = "ada"
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Number(int):
+    __slots__ = ()
+
+
+PLAIN: list[tuple[Any, Any]] = [
+    (Level.HIGH, 3), (Name.ADA, "ada"), (OldName.ADA, "ada"), (Text("ada"), "ada"), (Number(3), 3),
+    (collections.Counter("aab"), {"a": 2, "b": 1}), (collections.defaultdict(list, k=[1]), {"k": [1]}),
+    (numpy.int64(3), 3), (numpy.uint64(2**64 - 1), 2**64 - 1), (numpy.float64(0.5), 0.5), (numpy.float32(0.5), 0.5),
+    (numpy.bool_(True), True), (numpy.str_("ada"), "ada"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "plain"), PLAIN, ids=range(len(PLAIN)))
+def test_a_value_of_a_subclass_is_stored_as_its_plain_value(value: Any, plain: Any) -> None:
+    for each, wanted in ((value, plain), ([value], [plain]), ({"k": {"deep": value}}, {"k": {"deep": plain}})):
+        stored = codec.encode(each)
+        assert stored == codec.encode(wanted), "the same bytes, so that a condition on the value holds"
+        assert repr(codec.decode(stored)) == repr(wanted)
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+
+
+class Model(BaseModel):
+    x: int
+
+
+@pytest.mark.parametrize(
+    ("value", "advice"),
+    [
+        (Colour.RED, r"a Colour is not a JSON value; use its \.value"),
+        (Decimal("1.5"), r"a Decimal is not a JSON value; use str\(\)"),
+        (uuid.UUID(int=1), r"an? UUID is not a JSON value; use str\(\)"),
+        (datetime(2026, 5, 1), r"a datetime is not a JSON value; use \.isoformat\(\)"),
+        (date(2026, 5, 1), r"a date is not a JSON value; use \.isoformat\(\)"),
+        (timedelta(1), r"a timedelta is not a JSON value; use \.total_seconds\(\)"),
+        (Point(1), r"a Point is not a JSON value; use dataclasses\.asdict\(\)"),
+        (Model(x=1), r"a Model is not a JSON value; use \.model_dump"),
+        (numpy.array([1]), r"an? ndarray is not a JSON value; use \.tolist\(\)"),
+        (numpy.float32("nan"), r"nan is not a JSON number"),
+    ],
+    ids=range(10),
+)
+def test_the_error_says_what_to_write_instead(value: Any, advice: str) -> None:
+    for each, place in ((value, "field"), ([value], r"field\[0\]")):
+        with pytest.raises(InvalidValue, match=f"^{place}: {advice}"):
+            codec.encode(each, "field")
+
+
 @always
 @given(st.recursive(scalars, lambda items: st.lists(items, min_size=1, max_size=3), max_leaves=10), st.data())
 def test_one_bad_leaf_anywhere_is_found(value: Any, data: st.DataObject) -> None:
@@ -153,7 +224,7 @@ def test_one_bad_leaf_anywhere_is_found(value: Any, data: st.DataObject) -> None
     holder[at] = {"bad"}
     with pytest.raises(InvalidValue) as caught:
         codec.encode(holder[0] if path == "value" else value)
-    assert str(caught.value) == f"{path}: a set is not a JSON value"
+    assert str(caught.value) == f"{path}: a set is not a JSON value; use a list"
 
 
 def test_what_is_accepted_can_be_read_from_a_deep_stack() -> None:
