@@ -1,4 +1,6 @@
-"""A record's schema: a pydantic model with a version. Law: a value is read back and checked before it is written.
+"""A record's schema: a pydantic model or a dataclass with a version.
+
+Law: a value is read back and checked before it is written.
 
 Older records are upcast, one version at a time; a newer one is refused. While workers of an older version run, a schema
 may continue to write that version (`write_version`): downcasters convert values back to it before they are written.
@@ -9,13 +11,14 @@ Design: section 17.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, get_type_hints
 
-from pydantic import BaseModel, RootModel, ValidationError
+from pydantic import BaseModel, Field, PydanticUserError, RootModel, ValidationError, create_model, model_validator
 from pydantic_core import PydanticSerializationError, SchemaValidator, core_schema
 
 from distributed_state.errors import CorruptState, InvalidValue, NotFound, SchemaMismatch
@@ -104,12 +107,42 @@ def sentence(error: Any) -> str:
     return f"{place}{': ' if place else ''}{error['msg']}{given}"
 
 
-M = TypeVar("M", bound=BaseModel)
+def model_of(kind: Any) -> type[BaseModel]:
+    """The pydantic model with the fields of a model or a dataclass. Raises InvalidValue for other types."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel) and not issubclass(kind, RootModel):
+        return kind
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+        raise InvalidValue(f"a schema is a pydantic model with fields or a dataclass, not {kind!r:.80}")
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except NameError as error:
+        raise InvalidValue(f"{kind.__name__}: {error}; a dataclass of a schema is defined in a module") from error
+    columns: dict[str, Any] = {}
+    for each in dataclasses.fields(kind):
+        if not each.init:
+            raise InvalidValue(f"{kind.__name__}.{each.name}: has init=False, so it cannot be read back")
+        if each.default_factory is not dataclasses.MISSING:
+            columns[each.name] = (hints[each.name], Field(default_factory=each.default_factory))
+        else:
+            columns[each.name] = (hints[each.name], ... if each.default is dataclasses.MISSING else each.default)
+
+    def check(model: BaseModel) -> BaseModel:
+        kind(**model.__dict__)
+        return model
+
+    checks: dict[str, Any] = {"check": model_validator(mode="after")(check)} if hasattr(kind, "__post_init__") else {}
+    try:
+        return create_model(kind.__name__, __module__=kind.__module__, __validators__=checks, **columns)
+    except PydanticUserError as error:
+        raise InvalidValue(f"{kind.__name__}: pydantic cannot write it as JSON: {error.message}") from error
+
+
+M = TypeVar("M")
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Schema(Generic[M]):
-    """A pydantic model of a record's fields, with a version and upcasters for older records.
+    """A pydantic model of a record's fields, or a dataclass, with a version and upcasters for older records.
 
     `Schema(TripState, version=3, upcasters={1: v1_to_v2, 2: v2_to_v3})`. An upcaster takes the fields of its version as
     a dict of JSON values and returns those of the next; it may be called again for the same record, so it must not have
@@ -132,8 +165,7 @@ class Schema(Generic[M]):
         write_version: int | None = None,
         downcasters: Mapping[int, Upcaster] | None = None,
     ) -> None:
-        if not isinstance(model, type) or not issubclass(model, BaseModel) or issubclass(model, RootModel):
-            raise InvalidValue(f"a schema is a pydantic model with fields, not {model!r:.80}")
+        written = model_of(model)
         if type(version) is not int or version < 1:
             raise InvalidValue(f"{model.__name__}: a version is an int from 1 on, not {version!r}")
         write_version = version if write_version is None else write_version
@@ -141,6 +173,7 @@ class Schema(Generic[M]):
             text = f"{model.__name__}: write_version is an int from 1 to {version}, not {write_version!r}"
             raise InvalidValue(text)
         self.model = model
+        self._written = written  # `model` itself, or a pydantic model with the fields of the dataclass
         self.version = version
         self.write_version = write_version
         self.stamp = b"%d" % write_version
@@ -160,16 +193,16 @@ class Schema(Generic[M]):
             for step, caster in casters.items():
                 if not callable(caster) or inspect.iscoroutinefunction(caster):
                     raise InvalidValue(f"{self}: the {way} version {step} is not a plain function: {caster!r:.80}")
-        model.model_rebuild()  # forward references, or an error that names the missing one
-        self._names = {stored_name(model, name): name for name in model.model_fields}  # stored -> attribute
-        self._open = model.model_config.get("extra") == "allow"
-        self._core, self._definitions, self._config, self._together = fields_of(model)
+        written.model_rebuild()  # forward references, or an error that names the missing one
+        self._names = {stored_name(written, name): name for name in written.model_fields}  # stored -> attribute
+        self._open = written.model_config.get("extra") == "allow"
+        self._core, self._definitions, self._config, self._together = fields_of(written)
         self._validators: dict[str, SchemaValidator] = {}
 
     @staticmethod
     def of(given: type[M] | Schema[M]) -> Schema[M]:
         """The schema itself, or version 1 of a plain model."""
-        return given if isinstance(given, Schema) else _plain(given)
+        return given if isinstance(given, Schema) else _plain(given)  # type: ignore[arg-type]  # a class is hashable
 
     def __repr__(self) -> str:
         return f"{self.model.__name__} version {self.version}"
@@ -190,7 +223,7 @@ class Schema(Generic[M]):
         validator = self._validators[key]
         try:
             checked = validator.validate_python(value)
-            stored = self._dump(self.model.model_construct(**{key: checked}), {name}).get(key)
+            stored = self._dump(self._written.model_construct(**{key: checked}), {name}).get(key)
             check_same(key, checked, from_json(validator.validate_json, validator.validate_python, stored))
         except ValidationError as error:
             raise InvalidValue(complaint_of(error, (key,))[1]) from None
@@ -208,14 +241,14 @@ class Schema(Generic[M]):
     def default(self, key: str, otherwise: Any) -> Any:
         """The value of an absent field, in its stored form."""
         name = self._alone(key)
-        if name is None or self.model.model_fields[name].is_required():
+        if name is None or self._written.model_fields[name].is_required():
             return otherwise
-        return self.prepare(key, self.model.model_fields[name].get_default(call_default_factory=True))
+        return self.prepare(key, self._written.model_fields[name].get_default(call_default_factory=True))
 
     def deletable(self, key: str) -> None:
         """Raise InvalidValue if the model requires the field, so that it cannot be deleted."""
         name = self._alone(key) if key in self._names else None
-        if name is not None and self.model.model_fields[name].is_required():
+        if name is not None and self._written.model_fields[name].is_required():
             raise InvalidValue(f"{key!r}: {self.model.__name__} requires it, it cannot be deleted")
 
     def _alone(self, key: str) -> str | None:
@@ -253,19 +286,18 @@ class Schema(Generic[M]):
                     raise _corrupt(text, self, str(each["loc"][0]), sentence(each), entry) from None
 
     def settle(self, values: M | Mapping[str, Any]) -> dict[str, Any]:
-        """All fields in their stored form, from a model or the values of its fields. Raises InvalidValue."""
+        """All fields in their stored form, from a model or from values for one. Raises InvalidValue."""
         if isinstance(values, self.model):
-            given = {key: values.__dict__[name] for key, name in self._names.items() if name in values.__dict__}
-            values = {**(values.__pydantic_extra__ or {}), **given}
+            values = self._given(values)
         elif not isinstance(values, Mapping):
             raise InvalidValue(f"a {self.model.__name__} or a mapping is needed, not a {type(values).__name__}")
         unknown = [] if self._open else [key for key in values if key not in self._names]
         if unknown:
             self.prepare(unknown[0], None)
         try:
-            model = self.model.model_validate(dict(values))
-            fields = self._dump(model, {*self.model.model_fields, *(model.__pydantic_extra__ or ())})
-            back = self.parse(fields)  # changes in place of nested models are checked only here
+            model = self._written.model_validate(dict(values))
+            fields = self._dump_all(model)
+            back = self._parse(fields)  # changes in place of nested models are checked only here
         except ValidationError as error:
             raise InvalidValue(complaint_of(error)[1]) from None
         for key in fields:
@@ -275,14 +307,33 @@ class Schema(Generic[M]):
 
     def dump(self, model: M) -> dict[str, Any]:
         """The fields of a model that was read."""
-        return self._dump(model, {*self.model.model_fields, *(model.__pydantic_extra__ or ())})
+        if not isinstance(model, BaseModel):
+            model = self._written.model_construct(**self._given(model))  # type: ignore[assignment]  # of a dataclass
+        return self._dump_all(model)  # type: ignore[arg-type]
 
     def parse(self, fields: Mapping[str, Any]) -> M:
         """The model with these stored fields. Raises pydantic's ValidationError."""
-        model: M = from_json(self.model.model_validate_json, self.model.model_validate, fields)
-        return model
+        found: Any = self._parse(fields)
+        return found if self._written is self.model else self.model(**found.__dict__)
 
-    def _dump(self, model: M, names: set[str]) -> dict[str, Any]:
+    def _given(self, model: Any) -> dict[str, Any]:
+        """The values of a model or a dataclass by their stored names."""
+        extra = getattr(model, "__pydantic_extra__", None) or {}
+        found = (
+            vars(model)
+            if isinstance(model, BaseModel)
+            else {name: getattr(model, name) for name in self._names.values()}
+        )
+        return {**extra, **{key: found[name] for key, name in self._names.items() if name in found}}
+
+    def _parse(self, fields: Mapping[str, Any]) -> BaseModel:
+        found: BaseModel = from_json(self._written.model_validate_json, self._written.model_validate, fields)
+        return found
+
+    def _dump_all(self, model: BaseModel) -> dict[str, Any]:
+        return self._dump(model, {*self._written.model_fields, *(model.__pydantic_extra__ or ())})
+
+    def _dump(self, model: BaseModel, names: set[str]) -> dict[str, Any]:
         try:
             return model.model_dump(mode="json", by_alias=True, include=names, warnings=False)
         except (PydanticSerializationError, ValueError) as error:

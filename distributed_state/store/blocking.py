@@ -550,7 +550,7 @@ class StateStore:
             session = store.session("c1", user="u1", idle=3600)
 
         `user` owns the session from its first write on; `actor` is recorded with every change made through this handle.
-        With `schema`, a pydantic model or a Schema of one, its fields are those of the model.
+        With `schema`, a pydantic model, a dataclass, or a Schema of either, its fields are those of the model.
 
         A session that starts with a commit through this handle expires after `idle` seconds without another commit, and
         at the age of `lifetime` seconds (see `set_lifetime`); None means the store's `session_idle` and

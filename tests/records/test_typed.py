@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import enum
 from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -783,3 +787,105 @@ async def test_a_phase_moves_only_where_the_schema_fits(store: Any) -> None:
     assert await stamp(store) == b"2"
     with pytest.raises(SchemaMismatch):
         await store.session("s", schema=Old).transition("plan_ready")
+
+
+# Dataclasses
+
+
+class Pace(enum.StrEnum):
+    """A text of a program."""
+
+    SLOW = "slow"
+    FAST = "fast"
+
+
+@dataclasses.dataclass
+class Stop:
+    """A part of a journey."""
+
+    city: str
+    nights: int = 1
+
+
+@dataclasses.dataclass
+class Journey:
+    """A dataclass with what JSON does not know."""
+
+    name: str
+    begins: datetime
+    pace: Pace = Pace.SLOW
+    stops: list[Stop] = dataclasses.field(default_factory=list)
+    budget: Decimal | None = None
+    count: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """A dataclass that checks its fields together."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError("low is above high")
+
+
+MAY = datetime(2026, 5, 1, 9, 30, tzinfo=UTC)
+
+
+async def test_a_dataclass_is_a_schema(store: Any) -> None:
+    journey = Journey("north", MAY, Pace.FAST, [Stop("Oslo", 2)], Decimal("12.50"))
+    task = store.task("t", schema=Journey)
+    await task.create(journey)
+    assert await task.load(fresh=True) == journey
+    assert await store.task("t").get_all(fresh=True) == {
+        "name": "north",
+        "begins": "2026-05-01T09:30:00Z",
+        "pace": "fast",
+        "stops": [{"city": "Oslo", "nights": 2}],
+        "budget": "12.50",
+        "count": 0,
+    }
+    async with task.edit() as model:
+        assert type(model) is Journey
+        model.stops.append(Stop("Bergen"))
+        model.pace = Pace.SLOW
+    assert (await task.load()).stops == [Stop("Oslo", 2), Stop("Bergen")]
+    assert (await task.history())[-1].set.keys() == {"stops", "pace"}
+    await task.set("pace", Pace.FAST)
+    assert await task.increment("count") == 1
+    changed = await task.modify(lambda model: dataclasses.replace(model, name="south"))
+    assert (changed.name, changed.pace, changed.count) == ("south", Pace.FAST, 1)
+    for key, value in (("pace", "idle"), ("begins", "soon"), ("stops", [{"nights": 1}]), ("other", 1)):
+        with pytest.raises(InvalidValue):
+            await task.set(key, value)
+    assert await task.load(fresh=True) == changed
+
+
+async def test_a_dataclass_that_checks_its_fields_together_is_never_stored_wrong(store: Any) -> None:
+    task = store.task("t", schema=Range)
+    await task.create(Range(1, 2))
+    with pytest.raises(InvalidValue, match="low is above high"):
+        await task.create({"low": 3, "high": 2})
+    with pytest.raises(InvalidValue, match="validates its fields together"):
+        await task.set("low", 3)
+    assert await task.modify(lambda model: dataclasses.replace(model, high=9)) == Range(1, 9)
+    await store.task("t").set("low", 10)
+    with pytest.raises(CorruptState, match="low is above high"):
+        await task.load(fresh=True)
+
+
+@dataclasses.dataclass
+class Computed:
+    """A field that no caller gives."""
+
+    low: int
+    high: int = dataclasses.field(init=False, default=1)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("wrong", [Computed, Stop("Oslo"), int, dict])
+def test_a_type_that_cannot_be_read_back_is_not_a_schema(wrong: Any) -> None:
+    with pytest.raises(InvalidValue):
+        Schema(wrong)
