@@ -24,7 +24,7 @@ from distributed_state.agents.blocking_deleted_state import LastState
 from distributed_state.agents.deleted_state import AsyncLastState
 from distributed_state.agents.display import Display, Limits, Listener, LogLevel, Status
 from distributed_state.agents.hooks import Command, CommandArgument, Commands, Hooks, Progress, call, exposures, plain
-from distributed_state.errors import CommandFailed, ConfigurationError, CorruptState, InvalidValue
+from distributed_state.errors import CommandFailed, ConfigurationError, CorruptState, Deleted, InvalidValue, StateError
 from distributed_state.events import config as configs
 from distributed_state.events.config import Config
 from distributed_state.port import Mutex
@@ -292,11 +292,23 @@ class BaseAgent(Hooks):
         runner = present().runner
         here = Invocation(runner, conversation_id or self.conversation_id, directory=directory, progress=progress)
         with self._context.invoke(here), self._context.command():
+            await self._begin_conversation(here.conversation_id)
             try:
                 return await command.run(self._context.services.port, values, progress)
-            except Exception:
+            except Exception as error:
                 self.errors += 1
+                missing = error.__cause__
+                if isinstance(missing, AttributeError) and missing.obj is None and self.conversation is None:
+                    # Most likely the handler used `self.conversation`, which is None.
+                    raise CommandFailed(f"{name}: no active conversation") from missing
                 raise
+
+    async def _begin_conversation(self, id: str) -> None:
+        """Give a command's conversation its defaults: the event that does this may still be on its way."""
+        if id and self.conversation_defaults:
+            with self._context.logging_missing_defaults(id):
+                session = self._context.services.store.session(id)
+                await self._context.put_in_defaults(session, self.conversation_defaults)
 
     # Display
 
@@ -538,6 +550,19 @@ class AgentContext:
 
         with acting_by_default(self.persistent_id):
             await services.initialize(record, self.persistent_id, made)
+
+    @contextmanager
+    def logging_missing_defaults(self, conversation_id: str) -> Iterator[None]:
+        """Log why a conversation gets no defaults, and go on: hooks and commands run without them."""
+        about = {"conversation": conversation_id}
+        try:
+            yield
+        except Deleted:
+            """Deleted in the meantime; the event for the deletion follows."""
+        except StateError as error:
+            self.display.log("ERROR", "no defaults were set", about | {"error": str(error)})
+        except Exception as error:  # noqa: BLE001 - raised by the agent's function
+            self.display.log("ERROR", "no defaults were set", about, error)
 
     def with_defaults(self, handle: Handle, defaults: Defaults) -> Handle:
         """A handle that returns the default for a field that cannot be read, and logs a warning."""

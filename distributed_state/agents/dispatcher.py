@@ -23,7 +23,7 @@ from distributed_state.agents.blocking_deleted_state import LastState
 from distributed_state.agents.deleted_state import AsyncLastState
 from distributed_state.agents.worker import HookRunner, while_unavailable
 from distributed_state.conversation.session import AsyncSession
-from distributed_state.errors import ConfigurationError, Deleted, StateError, Unavailable
+from distributed_state.errors import ConfigurationError, StateError
 from distributed_state.events import config
 from distributed_state.port.background import HAS_RELOAD
 from distributed_state.records.context import context_of
@@ -121,18 +121,16 @@ class Dispatcher:
         agent.agent_context.count_conversation(id)
         if _follows(agent, event):
             agent.agent_context.conversation_id = id
-        log = agent.agent_context.display.log
         record = self._services.store.session(id)
         context_of(record).begins_again = False  # it may have expired since the event
         wanted = agent.conversation_defaults
-        try:
+        with agent.agent_context.logging_missing_defaults(id):
             await while_unavailable(self._port, partial(agent.agent_context.put_in_defaults, record, wanted))
-        except Deleted:
-            """Deleted in the meantime; the event for the deletion follows."""
-        except Unavailable as error:
-            log("ERROR", "no defaults were set", {"conversation": id, "error": str(error)})
-        except Exception as error:  # noqa: BLE001 - raised by the agent's function; its hooks still have to run
-            log("ERROR", "no defaults were set", {"conversation": id}, error)
+
+    async def _is_there(self, agent: BaseAgent, id: str) -> bool:
+        with agent.agent_context.logging_missing_defaults(id):
+            return await self._services.store.session(id).exists()
+        return False
 
     async def _deleted(self, event: Event) -> bool:
         id = event.conversation_id
@@ -190,6 +188,8 @@ class Dispatcher:
                 agent.active = True
                 if agent.pause_when_inactive:
                     agent.resume()
+                if id and await self._is_there(agent, id):
+                    await self._arrive(agent, event, id)
                 arguments = {"previous_agent": before, "conversation_id": id}
                 await self._runner.run(agent, "on_agent_activated", arguments, event, id)
         return True

@@ -183,6 +183,57 @@ async def test_each_of_many_commands_gets_its_own_answer(store: Any) -> None:
         assert daemon.of("sidebar_section_removal") == [{"section_id": "doomed"}]
 
 
+class Defaulted(Agent):
+    conversation_defaults = {"notes": []}  # noqa: RUF012 - as a user writes it
+
+    def initialize(self) -> None:
+        self.register_command("fields", lambda: self.conversation.get_all())
+        self.register_command("add", self.add)
+        self.register_command("broken", lambda: self.ephemeral.get("nothing").append(1))
+
+    def on_new_conversation(self, conversation_id: str) -> None:
+        self.log("INFO", "hook", hook="new", given=[conversation_id])
+
+    def on_agent_activated(self, conversation_id: str) -> None:
+        self.log("INFO", "hook", hook="activated", given=[conversation_id, self.conversation.get_all()])
+
+    def add(self) -> None:
+        self.conversation.append_to("notes", "x")
+
+
+@pytest.mark.replicas
+@pytest.mark.only(face="blocking")
+@pytest.mark.parametrize("arrival", ["new_conversation", "conversation_switched", "agent_activated"])
+async def test_the_first_command_of_a_conversation_finds_its_defaults(store: Any, arrival: str) -> None:
+    with Here(Defaulted(store.it)) as daemon:
+        for number in range(20):
+            daemon.tell(arrival, conversation_id=f"c{number}")
+            assert daemon.ask("fields") == {"notes": []}
+        if arrival == "agent_activated":
+            assert daemon.hooks()[:2] == [("new", "c0"), ("activated", "c0", {"notes": []})]
+
+
+@pytest.mark.replicas
+@pytest.mark.only(face="blocking")
+async def test_a_command_finds_the_defaults_of_a_conversation_that_was_created_just_now(store: Any) -> None:
+    with Defaulted(store.it) as agent:
+        for number in range(20):
+            store.it.session(f"c{number}").create()
+            assert agent.run_command("fields", conversation_id=f"c{number}") == {"notes": []}
+        assert agent.run_command("fields", conversation_id="not created at all") == {"notes": []}
+
+
+@embedded
+async def test_a_command_before_any_conversation_is_told_that_there_is_none(store: Any) -> None:
+    with Here(Defaulted(store.it)) as daemon:
+        for name in ("fields", "add"):
+            assert daemon.answer(daemon.command(name))["error"] == f"{name}: no active conversation"
+        daemon.tell("new_conversation", conversation_id="c", is_clear=False)
+        assert daemon.ask("add") is None
+        error = daemon.answer(daemon.command("broken"))["error"]
+        assert error == "broken: AttributeError: 'NoneType' object has no attribute 'append'"
+
+
 @embedded
 async def test_a_daemon_gets_all_that_a_command_is_registered_with(store: Any) -> None:
     class Exposure(StrEnum):

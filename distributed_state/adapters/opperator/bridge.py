@@ -23,6 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, BinaryIO, Protocol
 
 from distributed_state import (
@@ -303,6 +304,7 @@ class Publisher:
         elif isinstance(message, wire.AgentActivated):
             if message.conversation_id:
                 self._go_to(message.conversation_id)
+                self._begin(message.conversation_id)
             self._agents(message.previous_agent, self._agent.name)
         elif isinstance(message, wire.AgentDeactivated):
             self._agents(self._agent.name, message.next_agent)
@@ -344,6 +346,13 @@ class Publisher:
         except Conflict:
             # The conversation already exists in the fleet: keep its data, and switch the user to it.
             self._switch(message.id, previous_id, None)
+
+    def _begin(self, id: str) -> None:
+        """Create a conversation that only the daemon knows, so that its hooks run before those that follow."""
+        session = self._agent.store.session(id)
+        if self._agent.conversation_defaults and not self._call(session.exists, fresh=True):
+            with suppress(Conflict):  # another client created it in between
+                self._wait(self._call(session.create), "conversation.created", session)
 
     def _switch(self, id: str, previous_id: str, message_count: int | None) -> None:
         session = self._agent.store.session(id)
