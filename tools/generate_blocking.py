@@ -220,13 +220,15 @@ def __init__(self, *agents: Agent) -> None:
     ("AsyncAgent", "__init__"): """
 def __init__(
     self,
-    store: StateStore | Callable[[], StateStore] | None = None,
+    store: StateStore | Callable[[], StateStore] | str | None = None,
     *,
     name: str | None = None,
     config: Source | None = None,
     client: str = "",
     since: str | None = None,
 ) -> None:
+    if isinstance(store, str):  # as in the SDK of Opperator, where the name comes first
+        store, name = None, name or store
     opens = StateStore.open if store is None else store
     super().__init__(opens, name=name, config=config, client=client, since=since)
 """,
@@ -316,11 +318,12 @@ PHRASES = {
         (
             """\
 opened from the environment's settings. Hooks, commands and `main_loop` are `def`; plain functions run in a
-thread and cannot use the store there.
+thread and cannot use the store there. A str in place of the store is the agent's name.
 """,
             """\
 opened from the environment's settings. Hooks run in one thread of their own, `main_loop` in another; a function
-that is `async def` runs to its end on an event loop of that thread.
+that is `async def` runs to its end on an event loop of that thread. A str in place of the store is the agent's
+name.
 """,
         ),
     ),

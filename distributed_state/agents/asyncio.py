@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -45,18 +46,20 @@ class AsyncAgent(BaseAgent):
 
     `store` is an AsyncStateStore, or a function that opens one, which is then closed at the end; by default it is
     opened from the environment's settings. Hooks, commands and `main_loop` are `async def`; plain functions run in a
-    thread and cannot use the store there.
+    thread and cannot use the store there. A str in place of the store is the agent's name.
     """
 
     def __init__(
         self,
-        store: AsyncStateStore | Callable[[], AsyncStateStore | Awaitable[AsyncStateStore]] | None = None,
+        store: AsyncStateStore | Callable[[], AsyncStateStore | Awaitable[AsyncStateStore]] | str | None = None,
         *,
         name: str | None = None,
         config: Source | None = None,
         client: str = "",
         since: str | None = None,
     ) -> None:
+        if isinstance(store, str):  # as in the SDK of Opperator, where the name comes first
+            store, name = None, name or store
         opens = AsyncStateStore.open if store is None else store
         super().__init__(opens, name=name, config=config, client=client, since=since)
 
@@ -156,18 +159,23 @@ class AsyncHost:
 
         SIGHUP rereads the config files, SIGUSR1 logs the agents' status. Raises the exception of a failed `main_loop`.
         """
-        run = await self._open()
-        calls = {"SIGTERM": run.stop, "SIGINT": run.stop, "SIGHUP": run.request_reload, "SIGUSR1": run.request_status}
-        with listening(calls) as listens:
+        early: list[str] = []  # requests that came before the agents could answer them; they would end the process
+        with listening({name: partial(early.append, name) for name in ("SIGHUP", "SIGUSR1")}) as listens:
             if not listens:
                 log.warning("signals are handled in the main thread only, and this is another one")
-            try:
-                await run.begin()
-                await run.loops.join()
-            except BaseException as error:
-                await self._close(error)
-                raise
-            await self._close(None)
+            run = await self._open()
+            with listening({"SIGTERM": run.stop, "SIGINT": run.stop}):
+                try:
+                    await run.begin()
+                    requests = {"SIGHUP": run.request_reload, "SIGUSR1": run.request_status}
+                    with listening(requests):
+                        for name in early:
+                            requests[name]()
+                        await run.loops.join()
+                except BaseException as error:
+                    await self._close(error)
+                    raise
+                await self._close(None)
 
     async def __aenter__(self) -> Self:
         run = await self._open()

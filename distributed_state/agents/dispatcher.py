@@ -285,6 +285,9 @@ class ConfigUpdates:
     async def reload(self, agent: BaseAgent) -> None:
         """Read the agent's config file again, and run `on_config_update` if it changed."""
         log = agent.agent_context.display.log
+        if not agent.agent_context.config.has_file:
+            log("WARNING", "no config file to read again: the agent was started without one", {})
+            return
         try:
             changed = await self._port.thread(agent.agent_context.config.reload)
         except ConfigurationError as error:

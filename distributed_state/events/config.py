@@ -157,6 +157,20 @@ class Config:
                     log.error("agent %s starts with its own config, not the fleet's: %s", self._agent, error)
         self._put(self._given or {})
 
+    def with_source(self, source: Source) -> Config:
+        """The config of the same agent from another source."""
+        return Config(self._agent, self._model, source)
+
+    @property
+    def has_file(self) -> bool:
+        """Whether the config is in a file, which can be read again."""
+        return self._path is not None
+
+    @property
+    def has_source(self) -> bool:
+        """Whether the agent was given a config."""
+        return self.has_file or self._given is not None
+
     def reload(self) -> set[str]:
         """Read the file again and return the names whose values changed.
 

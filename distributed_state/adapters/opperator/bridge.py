@@ -42,7 +42,8 @@ from distributed_state.adapters.opperator import wire
 from distributed_state.adapters.opperator.wire import MAX_LINE, Busy, Incoming, Outgoing, standard_streams
 
 log = logging.getLogger(__name__)
-_BESIDE = 8  # `async_enabled` commands that run at a time; the others wait
+_BESIDE = 8  # `async_enabled` commands that run at a time, unless the agent says how many; the others wait
+_DIRECTORY = 2.0  # seconds for the daemon to say where its user is
 _LAST_LINES = 2.0  # seconds that the daemon gets to read the last lines
 _ARRIVES = 10.0  # seconds for an event to arrive while no hook runs or waits; it may have been lost with a server
 
@@ -80,6 +81,7 @@ class Bridge:
         self._publisher = Publisher(agent, self._client, self._call)
         self._messages: queue.SimpleQueue[wire.Command | wire.Lifecycle | None] = queue.SimpleQueue()
         self._beside: queue.SimpleQueue[tuple[wire.Command, str] | None] = queue.SimpleQueue()
+        self._threads = getattr(agent, "max_async_workers", None) or _BESIDE
         self._busy = Busy()
         self._ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,6 +91,7 @@ class Bridge:
         """Run the agent, and serve the daemon while it runs."""
         agent = self._agent
         agent.follow(self._client)
+        agent.invocation_directory = agent.invocation_directory or _directory()
         agent.listeners.append(self._show)
         try:
             if isinstance(agent, AsyncAgent):
@@ -106,7 +109,7 @@ class Bridge:
                 self._reader.join(_LAST_LINES)
             self._busy.wait(_LAST_LINES)
             self._messages.put(None)
-            for _ in range(_BESIDE):
+            for _ in range(self._threads):
                 self._beside.put(None)
             agent.listeners.remove(self._show)
             self._out.close(_LAST_LINES)
@@ -157,7 +160,7 @@ class Bridge:
     def _begin(self) -> None:
         self._reader.start()
         threading.Thread(target=self._handle_all, name="opperator", daemon=True).start()
-        for number in range(_BESIDE):
+        for number in range(self._threads):
             threading.Thread(target=self._work, name=f"opperator command {number}", daemon=True).start()
 
     # From the daemon
@@ -260,6 +263,15 @@ _SHOWN: dict[str, Callable[[dict[str, Any]], bytes]] = {
     "section": lambda content: wire.sidebar_section(**content),
     "section_removed": lambda content: wire.sidebar_section_removal(content["id"]),
 }
+
+
+def _directory() -> str:
+    """The folder that the daemon's user works from; "" if it does not say."""
+    try:
+        found = wire.ask(_DIRECTORY, type="get_invocation_dir").get("invocation_dir")
+    except (OSError, ValueError, AttributeError):  # no daemon, or no sockets of this kind
+        return ""
+    return found if isinstance(found, str) else ""
 
 
 def _user() -> str:

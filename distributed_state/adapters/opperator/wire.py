@@ -21,7 +21,9 @@ from __future__ import annotations
 import json
 import os
 import select
+import socket
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -280,6 +282,23 @@ def _shown(value: Any, depth: int = 0) -> Any:
     if isinstance(value, dict) and depth < 2:
         return {str(name): _shown(each, depth + 1) for name, each in value.items()}
     return value if isinstance(value, (str, int, type(None))) else repr(value)[:1000]
+
+
+# The daemon's socket
+
+
+def ask(timeout: float, **request: Any) -> dict[str, Any]:
+    """Send one request to the daemon's socket and return its answer. Raises OSError, ValueError."""
+    path = os.environ.get("OPPERATOR_SOCKET_PATH") or os.path.join(tempfile.gettempdir(), "opperator.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout)
+        connection.connect(path)
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        with connection.makefile("rb") as answers:
+            answer = json.loads(answers.readline(MAX_LINE))
+    if not isinstance(answer, dict):
+        raise ValueError(f"the answer is a {type(answer).__name__}, not an object")
+    return answer
 
 
 # Pipes

@@ -15,6 +15,8 @@ import secrets
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
+from inspect import iscoroutine, signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,10 +121,14 @@ def replay(
 @app.command()
 def opperator(
     context: typer.Context,
-    agent: Annotated[str, typer.Argument(help="The agent's class, as module:NAME; imported from the current folder.")],
+    agent: Annotated[
+        str,
+        typer.Argument(help="The agent's class, an instance, or a function that returns one, as module:NAME."),
+    ],
     client: Annotated[str, typer.Option(help="Name of the client in events; by default user and host.")] = "",
     config: Annotated[
-        Path | None, typer.Option(help="The agent's config file, YAML or JSON; SIGHUP reloads it.")
+        Path | None,
+        typer.Option(help="The agent's config file, YAML or JSON; by default agents.yaml. SIGHUP reloads it."),
     ] = None,
 ) -> None:
     """Run an agent under an Opperator daemon. They exchange JSON lines on stdin and stdout.
@@ -133,22 +139,63 @@ def opperator(
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents opperator
     my_agent:NoteAgent[/]
     """
-    from distributed_state.adapters.opperator import bridge
+    from distributed_state.adapters.opperator import run
     from distributed_state.adapters.opperator.wire import standard_streams
 
     for handler in logging.getLogger().handlers:
         # The agent's log goes to the daemon as messages. They lack tracebacks, so only those are also printed here.
         handler.addFilter(lambda record: not hasattr(record, "agent") or record.exc_info is not None)
     with standard_streams() as (stdin, stdout):
-        kind = named(agent)
-        if not isinstance(kind, type) or not issubclass(kind, (distributed_state.Agent, distributed_state.AsyncAgent)):
-            raise InvalidValue(f"{agent!r} is not a subclass of Agent or AsyncAgent")
-        if issubclass(kind, distributed_state.AsyncAgent):
-            asyncio_agent = kind(lambda: distributed_state.AsyncStateStore.open(**context.obj), config=config)
-            bridge.run(asyncio_agent, stdin, stdout, client=client)
-        else:
-            with open_store(context) as store:
-                bridge.run(kind(store, config=config), stdin, stdout, client=client)
+        run(_agent(agent, context.obj, config), stdin, stdout, client=client)
+
+
+def _agent(place: str, settings: dict[str, Any], config: Path | None) -> Any:
+    """The agent that `module:NAME` names: a class, which is created here, a function that returns one, or an agent.
+
+    It opens the store of these settings, and reads this config or the one in the working folder, unless its author
+    gave it others.
+    """
+    from distributed_state.adapters.opperator.agent import config_file
+
+    stores: dict[type, Any] = {
+        distributed_state.Agent: distributed_state.StateStore,
+        distributed_state.AsyncAgent: distributed_state.AsyncStateStore,
+    }
+    opens = {kind: partial(store.open, **settings) for kind, store in stores.items()}
+    found = named(place)
+    made = found
+    if callable(found):
+        kind = next((each for each in stores if isinstance(found, type) and issubclass(found, each)), None)
+        made = _called(place, found, {} if kind is None else {"store": opens[kind]})
+    kind = next((each for each in stores if isinstance(made, each)), None)
+    if kind is None:
+        if iscoroutine(made):
+            made.close()
+        raise InvalidValue(
+            f"{place!r} {'is' if made is found else 'returned'} an object of type {type(made).__name__}: "
+            "name a class of agents, an agent, or a function that returns one"
+        )
+    context = made.agent_context
+    if context.source == stores[kind].open:
+        context.source = opens[kind]
+    if config is not None:
+        context.config = context.config.with_source(config)
+    elif not context.config.has_source and (file := config_file()) is not None:
+        context.config = context.config.with_source(file)
+    return made
+
+
+def _called(place: str, function: Any, offered: dict[str, Any]) -> Any:
+    """Call a class or function with what it requires of `offered`. Raises InvalidValue if it requires more."""
+    try:
+        takes = signature(function)
+        needed = {name for name, each in takes.parameters.items() if each.default is each.empty}
+        bound = takes.bind(**{name: value for name, value in offered.items() if name in needed})
+    except (TypeError, ValueError) as error:
+        raise InvalidValue(
+            f"{place!r} is called without arguments: {error}; name a function that returns the agent"
+        ) from error
+    return function(*bound.args, **bound.kwargs)
 
 
 def _progress(store: distributed_state.StateStore) -> str:
