@@ -10,7 +10,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from below import ROOT, hidden
@@ -165,3 +167,24 @@ class Here(Daemon):
         self._reader.join(10)
         self._stdout.close()
         self._files[0].close()
+
+
+@contextmanager
+def started(folder: Path, *words: str, **environment: str) -> Iterator[tuple[Daemon, subprocess.Popen[bytes]]]:
+    """A process in this folder, on a store in memory, with a daemon at its pipes."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    given = {"PYTHONPATH": path, "DISTRIBUTED_STATE_ARCHIVE": "memory", **environment}
+    with (folder / "errors").open("wb") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-W", "error", *words], cwd=folder, env=os.environ | given,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
+        )  # fmt: skip
+    daemon = Daemon(process.stdin, process.stdout)
+    try:
+        yield daemon, process
+    finally:
+        process.kill()
+        process.wait()
+        daemon._reader.join(10)
+        for pipe in (process.stdin, process.stdout):
+            pipe.close()  # type: ignore[union-attr]

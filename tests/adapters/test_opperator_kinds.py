@@ -16,32 +16,11 @@ from typing import Any
 
 import pytest
 from below import ROOT
-from daemon import Daemon, Here
+from daemon import Here, started
 
 from distributed_state.adapters.opperator import CommandExposure, LogLevel, OpperatorAgent, SecretError
 
 embedded = pytest.mark.only(face="blocking", warm="fake", cold="memory")
-
-
-@contextmanager
-def started(folder: Path, *words: str, **environment: str) -> Iterator[tuple[Daemon, subprocess.Popen[bytes]]]:
-    """A process in this folder, on a store in memory, with a daemon at its pipes."""
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    given = {"PYTHONPATH": path, "DISTRIBUTED_STATE_ARCHIVE": "memory", **environment}
-    with (folder / "errors").open("wb") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-W", "error", *words], cwd=folder, env=os.environ | given,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-        )  # fmt: skip
-    daemon = Daemon(process.stdin, process.stdout)
-    try:
-        yield daemon, process
-    finally:
-        process.kill()
-        process.wait()
-        daemon._reader.join(10)
-        for pipe in (process.stdin, process.stdout):
-            pipe.close()  # type: ignore[union-attr]
 
 
 def command(name: str, *options: str) -> tuple[str, ...]:
