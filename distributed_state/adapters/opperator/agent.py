@@ -1,6 +1,6 @@
-"""`OpperatorAgent`: the class of the daemon's SDK, on a store. Law: its code runs with only the import changed.
+"""`OpperatorAgent`, the class of the daemon's SDK, on a store. Law: the SDK's code runs with only the import changed.
 
-What it adds to `Agent`: the constructor, `run()` under a daemon, `running`, and what the daemon answers on its socket.
+It adds to `Agent` the constructor, `run()` under a daemon, `running`, and requests to the daemon's socket.
 Source of the names: the daemon's Python SDK, https://github.com/opper-ai/opperator.
 """
 
@@ -35,7 +35,7 @@ class SlashCommandScope(StrEnum):
 
 
 class SecretError(StateError):
-    """The daemon has no such secret, or cannot be reached."""
+    """The daemon refused a secret, or cannot be reached."""
 
 
 def config_file() -> Path | None:
@@ -98,12 +98,12 @@ class OpperatorAgent(Agent):
             self.stop()
 
     def get_secret(self, name: str, *, timeout: float = 5.0) -> str:
-        """Ask the daemon for a secret. Raises SecretError if it has none with this name, or does not answer."""
+        """Ask the daemon for a secret. Raises SecretError if the daemon refuses or does not answer."""
         return get_secret(name, timeout=timeout)
 
 
 def get_secret(name: str, *, timeout: float = 5.0) -> str:
-    """Ask the daemon for a secret. Raises SecretError if it has none with this name, or does not answer."""
+    """Ask the daemon for a secret. Raises SecretError if the daemon refuses or does not answer."""
     if not isinstance(name, str) or not name.strip():
         raise InvalidValue(f"the name of a secret is a non-empty str, not {name!r:.80}")
     try:
@@ -112,7 +112,7 @@ def get_secret(name: str, *, timeout: float = 5.0) -> str:
         raise SecretError(f"secret {name!r:.80}: the daemon does not answer: {error}") from error
     secret = answer.get("secret")
     if not answer.get("success") or not isinstance(secret, str):
-        raise SecretError(f"secret {name!r:.80}: {answer.get('error') or 'the daemon has none'}")
+        raise SecretError(f"secret {name!r:.80}: {answer.get('error') or 'the daemon sent an answer without it'}")
     return secret
 
 
