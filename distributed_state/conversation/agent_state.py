@@ -34,6 +34,7 @@ from pydantic import (
     ValidationError,
     field_serializer,
 )
+from pydantic_core import PydanticSerializationError
 
 from distributed_state.conversation.phases import DEFAULT
 from distributed_state.errors import Conflict, CorruptState, InvalidTransition, InvalidValue
@@ -366,10 +367,10 @@ class AgentState(BaseModel):
         return isinstance(other, AgentState) and self.__dict__ == other.__dict__
 
 
-def valid(fields: dict[str, Any]) -> AgentState:
+def valid(fields: dict[str, Any], kind: type[AgentState] = AgentState) -> AgentState:
     """A state from its fields. Raises InvalidValue, which names the wrong field."""
     try:
-        return AgentState.model_validate(fields)
+        return kind.model_validate(fields)
     except ValidationError as error:
         raise codec.refused(error, "state") from None  # pydantic's error repeats the input
 
@@ -378,16 +379,27 @@ _MEMORY = ("goal", "plan_steps", "completed_steps")
 _STATE = ("iteration", "final_answer", "error_message", "created_at", "updated_at")
 _NOTE = "agent.note."
 _CALL = "agent.tool_call."
+_NOT_STORED: Any = object()
+_OWN = "agent.own."  # the fields of a subclass
 _MARK = b"agent.created_at"  # a record without this field holds no state
 
 
 # Loading
 
 
-async def load(context: RecordContext) -> AgentState | None:
+def checked_kind(kind: Any) -> type[AgentState]:
+    """The class of states to load: AgentState or a subclass. Raises InvalidValue."""
+    if isinstance(kind, type) and issubclass(kind, AgentState):
+        return kind
+    raise InvalidValue(
+        f"a state is an AgentState or of a subclass of it, not {kind!r:.80}; schema= takes other classes"
+    )
+
+
+async def load(context: RecordContext, kind: type[AgentState] = AgentState) -> AgentState | None:
     """The last saved state, with the version that the next save expects."""
     shown = await messages.chosen(context.tiers, context.keys, messages.Page(), fresh=True)
-    return read(context.keys, shown.entry, shown.messages())
+    return read(context.keys, shown.entry, shown.messages(), kind)
 
 
 def shown(state: AgentState | None) -> tuple[str, ...]:
@@ -399,7 +411,9 @@ def shown(state: AgentState | None) -> tuple[str, ...]:
     return (*_fields(state), *notes, *calls, MESSAGES, MOVES)
 
 
-def read(names: RecordKeys, entry: CachedRecord, history: list[Message]) -> AgentState | None:
+def read(
+    names: RecordKeys, entry: CachedRecord, history: list[Message], kind: type[AgentState] = AgentState
+) -> AgentState | None:
     """The state in a record, None without one. Raises CorruptState."""
     if entry.deleted or _MARK not in entry.fields:
         return None
@@ -410,9 +424,10 @@ def read(names: RecordKeys, entry: CachedRecord, history: list[Message]) -> Agen
     memory = {name: fields[f"agent.{name}"] for name in _MEMORY if f"agent.{name}" in fields}
     memory["notes"] = {name[len(_NOTE) :]: value for name, value in fields.items() if name.startswith(_NOTE)}
     known = {name: fields[f"agent.{name}"] for name in _STATE if f"agent.{name}" in fields}
+    known |= {name: fields[_OWN + name] for name in _own_names(checked_kind(kind)) if _OWN + name in fields}
     try:
         memory["tool_calls"] = [calls[str(number)] for number in range(len(calls))]
-        found = valid({**known, "session_id": names.ref.id, "phase": phase, "history": history, "memory": memory})
+        found = valid({**known, "session_id": names.ref.id, "phase": phase, "history": history, "memory": memory}, kind)
     except (KeyError, ValueError) as error:
         raise CorruptState(f"{names.ref.text[:200]}: holds no agent state that can be read: {error}") from error
     return saved(found, names, entry.epoch, entry.version)
@@ -431,7 +446,22 @@ def _fields(state: AgentState) -> dict[str, Any]:
     """The fields of the record that do not grow in number; None: absent."""
     memory = {"goal": state.memory.goal} | {name: list(getattr(state.memory, name)) for name in _MEMORY[1:]}
     rest = {name: getattr(state, name) for name in _STATE}
-    return {f"agent.{name}": value for name, value in (memory | rest).items()}
+    own = {_OWN + name: value for name, value in _own_fields(state).items()}
+    return {f"agent.{name}": value for name, value in (memory | rest).items()} | own
+
+
+def _own_names(kind: type[AgentState]) -> set[str]:
+    return kind.model_fields.keys() - AgentState.model_fields.keys()
+
+
+def _own_fields(state: AgentState) -> dict[str, Any]:
+    """The fields of a subclass as JSON values. Raises InvalidValue."""
+    if not (names := _own_names(type(state))):
+        return {}
+    try:
+        return state.model_dump(mode="json", include=names, warnings=False)
+    except (PydanticSerializationError, ValueError) as error:
+        raise InvalidValue(f"{type(state).__name__}: cannot be written as JSON: {error}") from error
 
 
 # Saving
@@ -439,8 +469,7 @@ def _fields(state: AgentState) -> dict[str, Any]:
 
 def known(names: RecordKeys, state: AgentState) -> tuple[Saved, bool]:
     """The part of a state that this record holds according to the state, and whether it holds no state yet."""
-    if type(state) is not AgentState:
-        raise InvalidValue(f"save_state takes an AgentState, not {type(state).__name__}")
+    checked_kind(type(state))
     if state.session_id != names.ref.id:
         raise InvalidValue(f"{names.ref.text[:200]}: cannot hold the state of session {state.session_id!r:.80}")
     base = state.saved
@@ -502,9 +531,9 @@ def put(change: Changes, state: AgentState, base: Saved) -> AgentState:
     state, start, first = _checked(state, base)
     memory = state.memory
     for name, value in _fields(state).items():
-        if value is None and base.fields.get(name) is not None:
+        if value is None and base.fields.get(name) is not None and not name.startswith(_OWN):
             change.delete(name)
-        elif value != base.fields.get(name):
+        elif value != base.fields.get(name, _NOT_STORED if name.startswith(_OWN) else None):
             change.set(name, value)
     for key in sorted(base.notes.keys() - memory.notes.keys()):
         change.delete(_NOTE + key)
@@ -544,17 +573,23 @@ def _checked(state: AgentState, base: Saved) -> tuple[AgentState, int, int]:
     first = len(base.tool_calls)
     if len(calls) < first or not all(map(is_, calls, base.tool_calls)):
         first = 0
+    own = _own_fields(state)
     checked = valid(
         {
             **state.__dict__,
+            **own,
             "history": [each.to_dict() if isinstance(each, Message) else each for each in history[start:]],
             "memory": {
                 **memory.__dict__,
                 "notes": _new_notes(memory, base),
                 "tool_calls": [dict(each.__dict__) if isinstance(each, ToolCall) else each for each in calls[first:]],
             },
-        }
+        },
+        type(state),
     )
+    for name in own:
+        if getattr(checked, name) != getattr(state, name):
+            raise InvalidValue(f"state.{name}: this {type(getattr(state, name)).__name__} changes when written as JSON")
     calls = (*calls[:first], *checked.memory.tool_calls)
     memory = checked.memory.model_copy(update={"notes": dict(memory.notes), "tool_calls": [*calls]})
     return checked.model_copy(update={"history": base.history + checked.history, "memory": memory}), start, first

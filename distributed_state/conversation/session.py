@@ -317,10 +317,13 @@ class AsyncSession(AsyncRecord):
         self._context.allow("read", MESSAGES, MOVES)
         return await look(contexts, last, counter)
 
-    async def load_state(self) -> AgentState | None:
-        """Read the agent's state, None if none was saved. It has the version and values that `save_state` expects."""
+    async def load_state(self, kind: type[AgentState] = AgentState) -> AgentState | None:
+        """Read the agent's state, None if none was saved, with the version and values that `save_state` expects.
+
+        `kind` is the class of the state: AgentState, or your subclass, whose own fields are read as well.
+        """
         self._context.allow("read", None)
-        state = await agent_state.load(self._context)
+        state = await agent_state.load(self._context, kind)
         self._context.allow("read", *agent_state.shown(state))
         return state
 

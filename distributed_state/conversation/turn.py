@@ -239,10 +239,10 @@ class AsyncTurn(Transaction):
             self._tiers, self._context.keys, bounds, look=look, keep=keep, pending=tuple(self._pending)
         )
 
-    async def load_state(self) -> AgentState | None:
+    async def load_state(self, kind: type[AgentState] = AgentState) -> AgentState | None:
         """Read the agent's state as it was before this turn, None if none was saved."""
         self._context.allow("read", None)
-        state = agent_state.read(self._context.keys, self._workspace.entry, await self._before(None))
+        state = agent_state.read(self._context.keys, self._workspace.entry, await self._before(None), kind)
         self._context.allow("read", *agent_state.shown(state))
         return state
 

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from distributed_state.conversation.agent_state import AgentState
+from distributed_state.conversation.agent_state import AgentState, checked_kind
 from distributed_state.conversation.phases import DEFAULT
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.errors import InvalidValue, NotFound
@@ -34,12 +34,13 @@ class Workflow:
     step's own changes of the turn's fields, are committed with it. `turn.request_id` names the step, and is the same
     when the step is repeated after a crash: pass it to external side effects, which may happen again. A task that takes
     more than `max_steps` ends in phase "error"; a step longer than `step_timeout` seconds raises Fenced, and may be run
-    again.
+    again. `state` is the class of the states: AgentState, or your subclass with fields of its own.
     """
 
     steps: Mapping[str, Step]
     max_steps: int = 20
     step_timeout: float | None = None
+    state: type[AgentState] = AgentState
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, Mapping) or not self.steps:
@@ -50,6 +51,7 @@ class Workflow:
                 raise InvalidValue(f"there is no step to do in phase {phase!r:.80}; phases with steps: {allowed}")
             if not callable(step):
                 raise InvalidValue(f"the step of phase {phase!r} is a function, not {step!r:.80}")
+        checked_kind(self.state)
         if type(self.max_steps) is not int or self.max_steps < 1:
             raise InvalidValue(f"max_steps is an int from 1 on, not {self.max_steps!r:.80}")
         seconds = self.step_timeout
@@ -72,13 +74,13 @@ async def run(
         raise InvalidValue(f"run takes a Workflow, not {workflow!r:.80}")
     if text is not None and not isinstance(text, str):
         raise InvalidValue(f"the user's input is a str or None, not {text!r:.80}")
-    state = await _begin(session, text, request_id, lease)
+    state = await _begin(session, workflow.state, text, request_id, lease)
     while _unfinished(state, workflow):
         turn: AsyncTurn = session.turn(limit=workflow.step_timeout, slot="workflow step", **lease)
         async with turn:
             # Another worker that runs this session may have done the step meanwhile.
             if state.saved is None or (state.saved.epoch, state.saved.version) != (turn.epoch, turn.version):
-                state = await _loaded(turn)
+                state = await _loaded(turn, workflow.state)
             if _unfinished(state, workflow):
                 await _step(workflow, state, turn, dressed)
         state = turn.state or state
@@ -89,16 +91,18 @@ def _unfinished(state: AgentState, workflow: Workflow) -> bool:
     return state.phase not in DEFAULT.final and (state.phase != "waiting_feedback" or state.phase in workflow.steps)
 
 
-async def _begin(session: Any, text: str | None, request_id: str | None, lease: dict[str, Any]) -> AgentState:
+async def _begin(
+    session: Any, kind: type[AgentState], text: str | None, request_id: str | None, lease: dict[str, Any]
+) -> AgentState:
     """Put the user's input into the state as a new task or an answer, unless the state has it already."""
     turn: AsyncTurn = session.turn(request_id=request_id, **lease)
     async with turn:
-        state = await turn.load_state()
+        state = await turn.load_state(kind)
         if turn.repeated or text is None:
             if state is None:
                 raise NotFound(f"{session.ref.text[:200]}: there is no task to go on with")
             return state
-        following = await _with_input(turn, state, session.ref.id, text)
+        following = await _with_input(turn, state, kind, session.ref.id, text)
         if following is None:
             assert state is not None
             about = session.ref.text
@@ -111,10 +115,12 @@ async def _begin(session: Any, text: str | None, request_id: str | None, lease: 
     return turn.state
 
 
-async def _with_input(turn: AsyncTurn, state: AgentState | None, session_id: str, text: str) -> AgentState | None:
+async def _with_input(
+    turn: AsyncTurn, state: AgentState | None, kind: type[AgentState], session_id: str, text: str
+) -> AgentState | None:
     """The state with the user's input; None if the task that this input began is already under way."""
     if state is None:
-        return AgentState(session_id=session_id, history=tuple(await turn.messages())).new_task(text)
+        return kind(session_id=session_id, history=tuple(await turn.messages())).new_task(text)
     if state.phase in (*DEFAULT.final, DEFAULT.initial):
         return state.new_task(text)
     if state.phase == "waiting_feedback":
@@ -124,8 +130,8 @@ async def _with_input(turn: AsyncTurn, state: AgentState | None, session_id: str
     return state.with_messages({"role": "user", "content": text})
 
 
-async def _loaded(turn: AsyncTurn) -> AgentState:
-    state = await turn.load_state()
+async def _loaded(turn: AsyncTurn, kind: type[AgentState]) -> AgentState:
+    state = await turn.load_state(kind)
     if state is None:
         raise NotFound("the session's task was removed while it ran")
     return state
@@ -148,8 +154,9 @@ async def _step(workflow: Workflow, state: AgentState, turn: AsyncTurn, dressed:
     following = step(state, dressed(turn))
     if inspect.isawaitable(following):
         following = await following
-    if not isinstance(following, AgentState):
-        raise InvalidValue(f"the step of phase {state.phase!r} returned {following!r:.80}, not the next AgentState")
+    if not isinstance(following, workflow.state):
+        wanted = workflow.state.__name__
+        raise InvalidValue(f"the step of phase {state.phase!r} returned {following!r:.80}, not the next {wanted}")
     if following.phase not in DEFAULT.states:
         raise InvalidValue(f"the step of phase {state.phase!r} returned a state in phase {following.phase!r:.80}")
     if turn.pending or turn.phase != state.phase:

@@ -208,9 +208,9 @@ class Turn(MutableMapping[str, Any]):
             )
         )
 
-    def load_state(self) -> AgentState | None:
+    def load_state(self, kind: type[AgentState] = AgentState) -> AgentState | None:
         """Read the agent's state as it was before this turn, None if none was saved."""
-        return finish(self._core.load_state())
+        return finish(self._core.load_state(kind))
 
     def save_state(self, state: AgentState) -> None:
         """Commit an agent's state with this turn: the changes since it was loaded. After the turn `state` holds it.

@@ -783,9 +783,12 @@ class Session(Record):
         """
         return finish(self._core.context(last=last, beside=[core_of(each) for each in beside], counter=counter))
 
-    def load_state(self) -> AgentState | None:
-        """Read the agent's state, None if none was saved. It has the version and values that `save_state` expects."""
-        return finish(self._core.load_state())
+    def load_state(self, kind: type[AgentState] = AgentState) -> AgentState | None:
+        """Read the agent's state, None if none was saved, with the version and values that `save_state` expects.
+
+        `kind` is the class of the state: AgentState, or your subclass, whose own fields are read as well.
+        """
+        return finish(self._core.load_state(kind))
 
     def save_state(self, state: AgentState) -> AgentState:
         """Save an agent's state in one commit and return the saved state, to continue from.

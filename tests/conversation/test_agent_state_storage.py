@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
+import enum
 import json
 import pickle
 from collections.abc import Callable
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
 from below import names, redis_of, tiers
 from controls import sabotage
 from counting import asked
+from pydantic import Field
 
 from distributed_state import (
     AgentState,
@@ -24,6 +29,7 @@ from distributed_state import (
     Role,
     TooLarge,
     ToolCall,
+    Workflow,
     WorkingMemory,
 )
 from distributed_state.warm.scripts import COMMIT
@@ -456,3 +462,70 @@ async def test_what_a_state_is_remembered_by_stays_with_the_process(store: Any) 
     assert "_saved" not in repr(state)
     again = AgentState.model_validate_json(state.model_dump_json())
     await refused(session, again, "go on from load_state()")
+
+
+# Subclasses
+
+
+class Mood(enum.StrEnum):
+    """A text of a program."""
+
+    CALM = "calm"
+    HURRIED = "hurried"
+
+
+@dataclasses.dataclass
+class Offer:
+    """A part of a state."""
+
+    city: str
+    price: Decimal
+
+
+class Booking(AgentState):
+    """A state with fields of its own, among them what JSON does not know."""
+
+    mood: Mood = Mood.CALM
+    until: datetime | None = datetime(2026, 5, 1, tzinfo=UTC)
+    offers: list[Offer] = Field(default_factory=list)
+
+
+async def test_a_subclass_with_fields_of_its_own_comes_back(store: Any) -> None:
+    session = store.session("s")
+    state = Booking.from_user_input("Oslo?", "s").model_copy(update={"mood": Mood.HURRIED, "until": None})
+    state.memory.note("k", 1)
+    state = await session.save_state(state)
+    state.offers.append(Offer("Oslo", Decimal("12.50")))
+    state = await session.save_state(state.to_executing())
+    assert (await last_change(session)).set.keys() == {
+        "agent.own.offers", "agent.iteration", "agent.updated_at"
+    }  # fmt: skip
+    found = await session.load_state(Booking)
+    assert type(found) is Booking
+    assert found == state
+    assert (found.mood, found.until, found.offers) == (Mood.HURRIED, None, [Offer("Oslo", Decimal("12.50"))])
+    plain = await session.load_state()
+    assert type(plain) is AgentState
+    await session.save_state(plain.to_reflecting())
+    assert (await session.load_state(Booking)).offers == found.offers, "a plain state leaves them alone"
+    for wrong in (dict, Offer, "Booking"):
+        with pytest.raises(InvalidValue, match="AgentState"):
+            await session.load_state(wrong)
+    await refused(session, Offer("Oslo", Decimal(1)), "AgentState")
+
+
+async def test_a_workflow_runs_with_states_of_a_subclass(store: Any) -> None:
+    def plan(state: Booking, turn: Any) -> AgentState:
+        assert type(state) is Booking
+        state.offers.append(Offer("Oslo", Decimal(len(state.offers))))
+        return state.to_executing() if len(state.offers) == 1 else state.to_done("2 offers")
+
+    agent = Workflow({"planning": plan, "executing": lambda state, turn: state.to_planning()}, state=Booking)
+    await store.run(agent, "Oslo?", session_id="s")
+    found = await store.session("s").load_state(Booking)
+    assert (found.phase, [offer.price for offer in found.offers]) == ("done", [Decimal(0), Decimal(1)])
+    wrong = Workflow({"planning": lambda state, turn: AgentState(session_id="t")}, state=Booking)
+    with pytest.raises(InvalidValue, match="not the next Booking"):
+        await store.run(wrong, "Oslo?", session_id="t")
+    with pytest.raises(InvalidValue, match="AgentState"):
+        Workflow({"planning": plan}, state=Offer)
