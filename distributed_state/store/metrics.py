@@ -249,7 +249,7 @@ FIGURES = (
     ),
     Figure(
         "partition_diverged", "gauge",
-        "1 for each partition whose journal does not continue the archive or has an entry that SQL refuses",
+        "Whether the partition is not archived: 1; its journal does not continue the archive, or SQL refuses an entry",
         lambda t: _by_partition(dict.fromkeys(_diverged(t), 1.0)), ("partition",),
     ),
     Figure(

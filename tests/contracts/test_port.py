@@ -36,9 +36,14 @@ async def test_every_port_has_what_the_core_may_ask_for(ground: Any) -> None:
     asked = [name for name in vars(Port) if not name.startswith("_") and name not in ("monotonic", "wall")]
     assert "exchange" in asked
     for name in asked:
-        promised, found = vars(Port)[name], getattr(type(ground.port), name)
-        if not isinstance(promised, property):
-            wanted = list(inspect.signature(promised).parameters)
+        promised, found = vars(Port)[name], inspect.getattr_static(type(ground.port), name)
+        if isinstance(promised, property):
+            continue
+        wanted = list(inspect.signature(promised).parameters)
+        if isinstance(found, staticmethod):  # of the standard library, in C: its signature is not known
+            assert wanted == ["self"], name
+            getattr(ground.port, name)()
+        else:
             assert list(inspect.signature(found).parameters) == wanted, name
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -233,9 +234,10 @@ NEWEST = [
 ]
 
 
-def test_a_page_is_an_index_walk(cold: ColdStore, journal: Journal) -> None:
-    """No table is read whole, and nothing is sorted."""
-    filled(cold, journal, 3000)
+def test_a_page_is_an_index_walk(archive_url: str, opened: Callable[..., ColdStore]) -> None:
+    """No table is read whole, and nothing is sorted. The rows of others in a database would change its plans."""
+    cold = opened(archive_url, snapshot_every=10)
+    filled(cold, Journal(cold), 3000)
     for wanted in (*WALKS, *NEWEST):
         said = plan(cold, wanted)
         assert not re.search(r"Seq Scan|SCAN (?!.*USING)|Sort|TEMP B-TREE", said), (wanted, said)
