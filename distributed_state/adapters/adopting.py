@@ -128,7 +128,9 @@ async def _one(threads: Threads, name: Name, done: Adopted, dry_run: bool) -> No
             done.copied += 1
             return
         await threads.copy(name, found.work)
-    done.differ[label(name)] = "read back it is not what was copied, or the source changes faster than it can be copied"
+    done.differ[label(name)] = (
+        "the copy still differs from the source, or the source changes faster than it can be copied"
+    )
 
 
 def label(name: Name) -> str:

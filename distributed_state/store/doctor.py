@@ -91,12 +91,12 @@ async def _cluster(port: Port, primaries: Mapping[str, Info]) -> list[Finding]:
         Finding(
             "cluster", state.get("cluster_state") == "ok" and int(served) == SLOTS,
             f"{len(primaries)} primaries, {served} of {SLOTS} slots served",
-            "records of the other slots cannot be reached: redis-cli --cluster check, and fix",
+            "records of the other slots cannot be reached: run redis-cli --cluster check, then --cluster fix",
         )
     ]  # fmt: skip
     for node, info in primaries.items():
         replicas = info.get("connected_slaves", "0")
-        advice = "give it a replica, or its partitions are away for as long as it is"
+        advice = "give it a replica: without one, its partitions are unavailable while it is down"
         findings.append(Finding(f"{node} replicas", replicas != "0", replicas, advice))
     return findings
 
@@ -113,11 +113,11 @@ async def _sentinels(port: Port) -> list[Finding]:
         return findings
     named = sorted({(each.epoch, each.primary) for each in heard}, reverse=True)
     shown = ", ".join(f"{primary} (config epoch {epoch})" for epoch, primary in named)
-    advice = "the highest epoch is followed; SENTINEL RESET on those that have stayed behind, if it lasts"
+    advice = "the one with the highest epoch is used; if this lasts, run SENTINEL RESET on the others"
     findings.append(Finding("sentinels' primary", len(named) == 1, shown, advice))
     quorums = ", ".join(sorted({str(each.quorum) for each in heard}))
     refused = next((each.no_failover for each in heard if each.no_failover), "")
-    found = f"{quorums} must find the primary away; " + (refused or "a failover can be started")
+    found = f"{quorums} must agree that the primary is down; " + (refused or "a failover can be started")
     advice = "start more Sentinels: if the primary is lost, it is not replaced"
     findings.append(Finding("quorum", not refused, found, advice))
     return findings
@@ -202,7 +202,7 @@ def _server(info: Info, level: Level) -> list[Finding]:
             # With eviction of archived records, memory is always nearly full.
             "memory", not limit or policy.startswith("volatile") or used < _CROWDED * limit,
             f"{used / 2**20:.0f} MB" + (f" of {limit / 2**20:.0f}" if limit else ""),
-            "full, it refuses writes: raise maxmemory, or end sessions that idle (session_idle)",
+            "when memory is full, Redis refuses writes: raise maxmemory, or expire idle sessions (session_idle)",
         ),
         *([_connections("connections", int(info.get("connected_clients", 0)), clients)] if clients else []),
     ]  # fmt: skip
@@ -210,7 +210,7 @@ def _server(info: Info, level: Level) -> list[Finding]:
 
 def _connections(name: str, used: int, most: int) -> Finding:
     """The number of connections, and the limit of the server."""
-    advice = "raise the server's limit, or run fewer replicas: one more that finds no place cannot start"
+    advice = "raise the server's limit, or run fewer replicas: at the limit, a new replica cannot start"
     return Finding(name, used < _CROWDED * most, f"{used} of {most}", advice)
 
 
@@ -264,8 +264,8 @@ def away(error: StateError) -> Finding:
 def _diverged(found: Mapping[int, str]) -> list[Finding]:
     """The partitions that are not archived because journal and archive do not match, or SQL refuses an entry."""
     advice = (
-        "make room in SQL, or mend what it names, and archiving goes on; where journal and archive do not fit, "
-        "distributed-state repair --dry-run shows what Redis has and SQL lacks; without it, brings that to SQL"
+        "make room in SQL, or fix the problem that the message names, and archiving continues; if the journal does not "
+        "continue the archive, distributed-state repair --dry-run shows what SQL lacks, and repair archives it"
     )
     return [Finding(f"partition {each}", False, why, advice) for each, why in sorted(found.items())]
 
@@ -276,7 +276,7 @@ async def _index(tiers: Tiers) -> list[Finding]:
     failure = "".join(each.failure for each in followers)
     try:
         if await tiers.port.sql(tiers.cold.search.settings) is None:
-            advice = "open with search= again, or run `distributed-state index`, which goes on with it"
+            advice = "open with search= again, or run `distributed-state index`, which continues indexing"
             return [Finding("index", False, failure, advice)] if failure else []
         reached = await followers[0].reached()
     except StateError as error:
@@ -285,7 +285,7 @@ async def _index(tiers: Tiers) -> list[Finding]:
     found = f"{reached.behind} of {reached.records} records have changes that it lacks"
     found += f"; {failure}" if failure else ""
     found += f"; `embed` refuses {', '.join(left_out)}" if left_out else ""
-    advice = "open with search= what archives, or run `distributed-state index`, which shows what is in the way"
+    advice = "open the archiving replicas with search=, or run `distributed-state index`, which shows the problem"
     return [Finding("index", reached.behind < _MANY_BEHIND and not failure and not left_out, found, advice)]
 
 
@@ -300,7 +300,7 @@ async def _archive(tiers: Tiers) -> list[Finding]:
 
 def no_archive(error: StateError) -> Finding:
     """The finding that SQL is unavailable, with the reason."""
-    advice = "see the message; until SQL is there Redis serves what it has, and journals fill"
+    advice = "see the message; until SQL answers, only data in Redis is served, and journals fill"
     return Finding("sql", False, str(error), advice)
 
 
@@ -311,16 +311,20 @@ def archive(facts: dict[str, str]) -> list[Finding]:
     if "connections" in facts:
         findings.append(_connections("sql connections", int(facts["connections"]), int(facts["most connections"])))
     pending = facts.get("erasures", "0")
-    advice = "asked for and not complete: an archiver completes them, or the same request again"
+    advice = "these erasures are not complete: an archiver completes them, or repeat the request"
     findings.append(Finding("sql erasures", pending == "0", f"{pending} pending", advice))
     poison = facts.get("quarantined", "0")
     said = poison if NEWEST not in facts else f"{poison}; the newest: {facts[NEWEST]}"
-    findings.append(Finding("sql quarantine", poison == "0", said, "the table quarantine has each, with its reason"))
+    findings.append(
+        Finding("sql quarantine", poison == "0", said, "see the table quarantine, which has each entry with its reason")
+    )
     if minted := facts.get(MINTED):
-        advice = "Redis lost data, or may have: the log of the worker that began them gives the loss and its reason"
+        advice = "Redis lost data or may have lost data: see the log of the worker that started these epochs"
         findings.append(Finding("epochs", minted == NONE_MINTED, minted, advice))
     diverged = facts.get("branched records", "0")
-    advice = "distributed-state branches shows them; fork what is wanted (fork --branch), then store.admin.drop_branch"
+    advice = (
+        "list them with distributed-state branches; fork those you need (fork --branch), then store.admin.drop_branch"
+    )
     findings.append(Finding("branches", diverged == "0", f"{diverged} records have branches", advice))
     return findings
 
@@ -329,7 +333,9 @@ def examine_apart(settings: Settings, error: StateError) -> list[Finding]:
     """Findings without an open store, if one of the two servers is down or SQL is empty. For blocking callers."""
     if isinstance(error, WarmUnavailable):
         return [away(error), *_archive_alone(settings)]
-    advice = "start a worker with these, or correct --archive and --namespace; `distributed-state migrate` makes tables"
+    advice = (
+        "correct --archive and --namespace, or start a worker with them; `distributed-state migrate` creates the tables"
+    )
     empty = Finding("sql", False, str(error), advice)
     return [*finish(_warm_alone(settings)), empty if isinstance(error, NotFound) else no_archive(error)]
 
@@ -374,7 +380,7 @@ async def present(tiers: Tiers) -> tuple[list[Replica], list[Finding]]:
     try:
         return await tiers.presence.replicas(), []
     except StateError as error:
-        return [], [Finding("replicas", False, str(error), "see the message: the replicas are not known")]
+        return [], [Finding("replicas", False, str(error), "see the message: the replicas cannot be listed")]
 
 
 async def fleet(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
@@ -422,14 +428,16 @@ def _lost(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
         return []
     count = sum(each.stats.get("restarted", 0) for each in replicas)
     found = f"Redis lost data, or may have: partitions were started again, {count} so far, the last {ago:.0f} s ago"
-    advice = "its log says why: emptied, restarted without its file, or replaced; SQL has what was archived"
+    advice = (
+        "see the log of Redis: was it emptied, restarted without its file, or replaced? SQL has all archived commits"
+    )
     return [Finding("lost data", False, found, advice)]
 
 
 def _versions(replicas: list[Replica]) -> Finding:
     found = Counter(each.version or "unknown" for each in replicas)
     shown = ", ".join(f"{number} of {version}" for version, number in sorted(found.items()))
-    return Finding("releases", len(found) < 2, shown or "no replica is there", "finish the upgrade, or take it back")
+    return Finding("releases", len(found) < 2, shown or "no replica is running", "finish the upgrade, or roll it back")
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,21 +266,21 @@ class ImportedFile:
             pass  # only shown to people: another store's epochs have no meaning here
         elif "base" in row:
             if self.base is not None or self.shared or self.entries:
-                raise ValueError("a base stands before all messages and changes, once")
+                raise ValueError("a base comes once, before all messages and changes")
             fields = {raw(name): raw_value(value) for name, value in row["fields"].items()}
             self.base = State(str(row["epoch"]), whole(row, "base", 1, MOST), {})
             if _since(fields.get(ITEMS, b"0")) > self.base.version:
-                raise ValueError(f"{fields[ITEMS]!r:.80} shows items since a version behind {self.base.version}")
+                raise ValueError(f"{fields[ITEMS]!r:.80} shows items since a version after {self.base.version}")
             for name, value in fields.items():
                 self._set(name, value)
             self.base.fields.update(fields)
         elif "message" in row:
             if self.entries:
-                raise ValueError("messages stand before all changes")
+                raise ValueError("messages come before all changes")
             self._shared(whole(row, "message", 0, MOST), raw_value(row["data"]))
         elif "item" in row:
             if self.entries:
-                raise ValueError("items stand before all changes")
+                raise ValueError("items come before all changes")
             self._item(row)
         else:
             self._change(row)
@@ -312,7 +312,7 @@ class ImportedFile:
 
     def _hold(self, number: int) -> None:
         if self._stops and number < self._stops[-1]:
-            raise ValueError(f"message {number} comes twice, or behind a later one")
+            raise ValueError(f"message {number} comes twice, or after a later one")
         if self._stops and number == self._stops[-1]:
             self._stops[-1] += 1
         else:
@@ -430,7 +430,7 @@ class ImportedFile:
         at = 0
         for _, first, last in [*runs_of(self._fields.get(SEGMENTS, b"[]")), ("", start, stop)]:
             if not at <= first <= last:
-                raise ValueError(f"messages {first} to {last} are shown behind {at}")
+                raise ValueError(f"messages {first} to {last} are shown after {at}")
             held = bisect_right(self._starts, first) - 1
             if first < last and (held < 0 or last > self._stops[held]):
                 raise ValueError(f"messages {first} to {last - 1} are shown, and not all of them are in the file")
@@ -521,7 +521,9 @@ async def import_(tiers: Tiers, given: ImportedFile) -> str:
     except CorruptState:
         raise
     except WRONG as error:
-        raise InvalidValue(f"{given.ref.text[:200]}: an encrypted value is not as it was written ({error})") from error
+        raise InvalidValue(
+            f"{given.ref.text[:200]}: an encrypted value was changed after it was written ({error})"
+        ) from error
     ref = given.ref
     names = tiers.keys.of(ref)
     # Under the lock: the record must not be created between the check and the transaction.

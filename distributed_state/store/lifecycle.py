@@ -158,7 +158,7 @@ class StoreLifecycle:
             try:
                 await self.search.require(tiers.port, tiers.cold.search)
             except ColdUnavailable as error:
-                log.warning("opened without a look at the index: %s", error)
+                log.warning("opened without checking the index: %s", error)
 
     async def _open_archive(self) -> None:
         port = SharedPort(self.connections)
@@ -235,7 +235,7 @@ class StoreLifecycle:
             snapshot_every=settings.snapshot_every,
             timeout=settings.sql_timeout,
         )
-        log.warning("opened with Redis alone, which serves what it has: %s", error)
+        log.warning("opened with Redis only: data that is not in Redis is unavailable: %s", error)
 
     def _compare(self, mark: bytes | None, wanted: dict[str, Any]) -> dict[str, Any]:
         """The store's description in Redis; it must match the wanted one."""

@@ -167,7 +167,7 @@ async def commit_many(tiers: Tiers, writes: Sequence[tuple[RecordKeys, Draft]]) 
     """Apply one change each to several records, in one round trip. A refused change is returned as its error."""
     if len({names.text for names, _ in writes}) < len(writes):
         # Pipelined changes might run in another order if the server does not know the script yet.
-        raise InvalidValue("a record stands twice in a batch, which changes each once")
+        raise InvalidValue("a record occurs twice in a batch, which changes each record once")
     levels = [draft.level or tiers.confirming.level for _, draft in writes]
     for level in levels:
         await admit(tiers, level)

@@ -459,7 +459,7 @@ class Recovery:
                     keys, epoch, entries, f"Redis lost what SQL has up to {cursor.epoch} {cursor.offset}"
                 )
         if silent:
-            log.warning("partition %d: %d replicas do not say what they remember", partition, len(silent))
+            log.warning("partition %d: %d replicas do not report their unarchived commits", partition, len(silent))
         if not plan.continued:
             return _Together(cursor, True, kept, 0, len(silent))
         for some in chunks(plan.continued, _PAGE):

@@ -219,7 +219,7 @@ class UnarchivedCommits:
             id = f"{entry.event.removesuffix('emit')}0"
             if await self._port.sql(self._cold.event, keys.partition, id, entry.time_ms - CLOCKS_MS) is not None:
                 return
-            raise WarmUnavailable(f"partition {keys.partition}: the server that said it has an event was replaced")
+            raise WarmUnavailable(f"partition {keys.partition}: the server that reported an event was replaced")
 
     async def recall(self, names: RecordKeys, op: OpId, done: Committed) -> bool:
         """Keep a commit by reading its entry from the journal.

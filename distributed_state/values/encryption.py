@@ -68,7 +68,7 @@ class KeyRing:
             if not _KEY_ID.fullmatch(name) or not encoded:
                 raise ConfigurationError(f"keys: entry {number} is not id:key")  # not the entry: it may be the key
             if name in keys:
-                raise ConfigurationError(f"keys: {name!r} is there twice")
+                raise ConfigurationError(f"keys: {name!r} occurs twice")
             keys[name] = _decoded(name, encoded)
         return cls(keys, current=current)
 
@@ -93,7 +93,7 @@ class KeyRing:
         return f"KeyRing({', '.join(self.ids)}; current {self.current})"
 
     def __reduce__(self) -> Any:
-        raise TypeError("a key ring is not pickled: its keys would be in the result")
+        raise TypeError("a key ring cannot be pickled: the result would contain its keys")
 
 
 def _decoded(name: str, encoded: str) -> bytes:
@@ -126,7 +126,7 @@ class Encryption:
         if not isinstance(self.keys, KeyRing):
             raise ConfigurationError("keys: give a KeyRing")
         if isinstance(self.fields, str) or not all(isinstance(name, str) and name for name in self.fields):
-            raise ConfigurationError("fields: give a tuple of names or patterns, as ('ssn', 'card*')")
+            raise ConfigurationError("fields: give a tuple of names or patterns, such as ('ssn', 'card*')")
         object.__setattr__(self, "fields", tuple(self.fields))
         patterns = "|".join(fnmatch.translate(name) for name in self.fields)
         object.__setattr__(self, "_pattern", re.compile(patterns) if patterns else None)
@@ -228,7 +228,7 @@ class Sealed(Codec):
             # Events do not become state, and the audit trail may be older than the keys.
             strict = not self._encryption.accept_plaintext and not name.startswith(EVENT)
             if strict and self.covers(name):
-                raise self.failed(data, name, "as it must be; accept_plaintext allows it during a migration")
+                raise self.failed(data, name, "as required; accept_plaintext allows plaintext during a migration")
             return data
         keys = self._encryption.keys
         key = codec.key_id(data)
@@ -274,7 +274,7 @@ class Sealed(Codec):
         except InvalidValue:
             pass
         raise InvalidValue(
-            f"{key}: is neither a JSON value nor bytes; which part of it is not said, for it is to be encrypted"
+            f"{key}: is neither a JSON value nor bytes; the part is not named because it is to be encrypted"
         )
 
     def encode_message(self, message: Message | dict[str, Any]) -> bytes:

@@ -170,7 +170,7 @@ def unpack_entries(data: bytes) -> list[JournalEntry]:
         identity, _, head = name.partition(b"\n")
         try:
             if kind != b"j":
-                raise ValueError(f"a step of kind {kind!r}")
+                raise ValueError(f"an operation of kind {kind!r}")
             entries.append(JournalEntry.read(identity, [b"h", head, b"d", value]))
         except ValueError as error:
             raise CorruptState(f"an entry of {len(head)} bytes cannot be read: {error}", data=data) from error

@@ -170,7 +170,7 @@ def tag_text(key: str, text: str) -> str:
 def tag_texts(given: Mapping[str, str | Iterable[str]], wanted_by: str) -> list[str]:
     """All of these tags; a key may have one text or several."""
     if not isinstance(given, Mapping):
-        raise InvalidValue(f"{wanted_by} takes texts by key, as {{'run': 'r1'}}, not {given!r:.80}")
+        raise InvalidValue(f"{wanted_by} takes texts by key, such as {{'run': 'r1'}}, not {given!r:.80}")
     found: list[str] = []
     for key, texts in given.items():
         if not isinstance(texts, (str, Iterable)):

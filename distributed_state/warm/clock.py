@@ -56,7 +56,7 @@ class ServerClock:
         Raises WarmUnavailable if no server has ever answered: no other clock is good enough to end anything by.
         """
         if not self._readings:
-            raise WarmUnavailable("Redis has not yet said what time it is")
+            raise WarmUnavailable("the time of Redis is not known yet")
         return self._port.monotonic() + self._ahead
 
     def earliest_ms(self) -> int:

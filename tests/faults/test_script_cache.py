@@ -136,7 +136,7 @@ async def test_a_batch_changes_a_record_once(store: Any) -> None:
     home, keys = tiers(store), names(store, "s")
     writes = [(keys, Draft("set", [(b"s", b"n", b"%d" % number)])) for number in range(2)]
 
-    with pytest.raises(InvalidValue, match="stands twice"):
+    with pytest.raises(InvalidValue, match="occurs twice"):
         await write_path.commit_many(home, writes)
     assert await store.session("s").version(fresh=True) == 0
 

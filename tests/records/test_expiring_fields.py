@@ -197,7 +197,7 @@ async def test_a_worker_that_has_not_heard_the_servers_time_asks_before_it_ends_
         clock._readings, clock._tried = {}, {}  # as it is made
         port.wall = lambda wall=port.wall, seconds=seconds: wall() + seconds
         if seconds < 0:
-            with pytest.raises(WarmUnavailable, match="what time it is"):
+            with pytest.raises(WarmUnavailable, match="time of Redis is not known"):
                 clock.now()
         await store.session("s").set("other", seconds)
         assert await store.session("s").get_all() == {"otp": 1, "other": seconds}

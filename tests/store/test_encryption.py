@@ -364,7 +364,7 @@ async def test_plain_text_is_refused_until_it_is_accepted(opener: Any) -> None:
         lambda: session.rollback(version=1),
         lambda: session.fork("f"),
     ):
-        with pytest.raises(DecryptionFailed, match="is not encrypted as it must be"):
+        with pytest.raises(DecryptionFailed, match="is not encrypted as required"):
             await call()
     session = _with(store, NEW, accept_plaintext=True).session("s")
     assert await session.get("password", fresh=True) == "hunter2"

@@ -625,7 +625,7 @@ class Proxies:
         try:
             self._networks = [ipaddress.ip_network(each, strict=True) for each in networks]
         except ValueError as error:
-            raise ConfigurationError(f"trust_proxy: {error}: give addresses or networks, as 10.0.0.0/8") from error
+            raise ConfigurationError(f"trust_proxy: {error}: give addresses or networks, such as 10.0.0.0/8") from error
 
     def __bool__(self) -> bool:
         return bool(self._networks)

@@ -408,7 +408,7 @@ class Wire(h11.Connection):
             names = {name for name, _ in event.headers}
             # A proxy that uses the other length would take the rest of the body for another request.
             if b"content-length" in names and b"transfer-encoding" in names:
-                raise h11.RemoteProtocolError("Content-Length and Transfer-Encoding, of which one is right")
+                raise h11.RemoteProtocolError("a request has both Content-Length and Transfer-Encoding")
         if self._seen is not None:
             self._seen(event)
         return event

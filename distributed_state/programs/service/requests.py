@@ -614,7 +614,7 @@ def body(request: Request, limits: Limits, model: type[B]) -> B:
         raise HTTPException(415, f"a body is application/json, not {kind[:80] or 'without a Content-Type'}")
     if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         # A few kilobytes of compressed data may become gigabytes.
-        raise HTTPException(415, f"a body is sent as it is, not as {coding[:80]!r}")
+        raise HTTPException(415, f"a body is not compressed or encoded: it came as {coding[:80]!r}")
     data: bytes = request.state.body
     try:
         # orjson is not used: it reads large integers as floats, and a value must be returned unchanged. The text must

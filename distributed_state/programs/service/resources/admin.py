@@ -311,7 +311,7 @@ def _prefix(asked: Asked, given: MakeToken) -> str:
         return ""
     if given.tenant is None:
         if not own:
-            raise InvalidValue("say which tenant, or all_tenants")
+            raise InvalidValue("name a tenant, or give all_tenants")
         return own
     prefix = access_tokens.prefix_of(given.tenant)
     if not prefix.startswith(own):

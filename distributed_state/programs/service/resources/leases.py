@@ -131,5 +131,5 @@ def _of(asked: Asked, scope: Scope) -> RecordContext:
 def _given(asked: Asked) -> CarriedLease:
     lease = records.lease_of(asked)
     if lease is None:
-        raise InvalidValue(f"the header {LEASE} says which lease is meant")
+        raise InvalidValue(f"the header {LEASE} must name the lease")
     return lease

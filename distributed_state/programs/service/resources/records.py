@@ -260,14 +260,14 @@ def conditions_of(request: Request) -> Conditions:
     if match is not None and none is not None:
         raise InvalidValue("give If-Match or If-None-Match, not both")
     if none not in (None, "*"):
-        raise InvalidValue("a write takes If-None-Match: * alone, for a record that is not there yet")
+        raise InvalidValue("a write accepts If-None-Match only as *, for a record that does not exist yet")
     if match is None:
         return Conditions(exists=None if none is None else False)
     if match == "*":
         return Conditions(exists=True)
     found = _VERSION_TAG.fullmatch(match)
     if found is None:
-        raise InvalidValue(f'If-Match is * or one version as an ETag has it, as "7", not {match!r:.80}')
+        raise InvalidValue(f'If-Match is * or one version in the form of an ETag, such as "7", not {match!r:.80}')
     return Conditions(version=int(found[1]))
 
 
@@ -288,7 +288,7 @@ def lease_of(asked: Asked) -> CarriedLease | None:
         found = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode("ascii")
         return CarriedLease(found)
     except (ValueError, binascii.Error) as error:
-        raise InvalidValue("Lease is what was given with the lease, as it was given") from error
+        raise InvalidValue("Lease is the value that the lease was granted with, unchanged") from error
 
 
 def write_under_lease(asked: Asked, context: RecordContext) -> None:

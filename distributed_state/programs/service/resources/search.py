@@ -163,10 +163,10 @@ async def search(asked: Asked, given: Search) -> Response:
     try:
         found = await _found(asked, given)
     except TooLarge as error:
-        raise InvalidValue(f"{error}: ask for fewer with limit, and go on with offset") from error
+        raise InvalidValue(f"{error}: request fewer with limit, and continue with offset") from error
     except ConfigurationError as error:
         log_seldom(str(error))
-        raise HTTPException(501, "search is not set up here; the log says why") from error
+        raise HTTPException(501, "search is not set up here; see the log") from error
     # Not with `asdict`, which copies values deeply.
     return answer({"hits": [{name: getattr(each, name) for name in SearchHit.__slots__} for each in found]})
 
