@@ -130,7 +130,7 @@ async def race(sessions: list[Any], events: tuple[str, str]) -> list[Any]:
     await sessions[0].write(phase="executing")
     for session in sessions:
         assert await session.phase(fresh=True) == "executing"
-    calls = [session.transition(event) for session, event in zip(sessions, events, strict=True)]
+    calls = [session.transition(event, machine=TASK_MACHINE) for session, event in zip(sessions, events, strict=True)]
     return await asyncio.gather(*calls, return_exceptions=True)
 
 

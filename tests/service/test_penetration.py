@@ -186,7 +186,7 @@ async def test_a_form_that_does_not_come_whole_is_no_fault_to_be_logged() -> Non
 
     sent = {"sec-fetch-site": "same-origin", "content-type": "application/x-www-form-urlencoded"}
     headers = [(name.encode(), value.encode()) for name, value in sent.items()]
-    with pytest.raises(Refused, match="not all here"):
+    with pytest.raises(Refused, match="before the whole form arrived"):
         await form(Request({"type": "http", "method": "POST", "headers": headers}, gone))
 
 
