@@ -294,13 +294,8 @@ async def refused(session: Any, state: Any, match: str, error: type[Exception] =
 async def test_what_is_not_the_state_of_this_session_is_refused(store: Any) -> None:
     session = store.session("s")
     await refused(session, a_state("other"), "cannot hold the state of session 'other'")
-    await refused(session, None, "not NoneType")
-    await refused(session, a_state().model_dump(), "not dict")
-
-    class Mine(AgentState):
-        budget: int = 0
-
-    await refused(session, Mine(session_id="s"), "not Mine")
+    await refused(session, None, "not <class .*NoneType'>")
+    await refused(session, a_state().model_dump(), "not <class .*dict'>")
     await session.save_state(a_state())
     await refused(session, a_state(), "holds a state already, at version 1; go on from load_state()")
 

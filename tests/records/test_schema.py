@@ -66,7 +66,7 @@ class Reserved(BaseModel):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: Schema(dict), "a pydantic model with fields, not <class 'dict'>"),  # type: ignore[type-var]
+        (lambda: Schema(dict), "a pydantic model with fields or a dataclass, not <class 'dict'>"),  # type: ignore[type-var]
         (lambda: Schema(RootModel[int]), "a pydantic model with fields"),
         (lambda: Schema(Leaf(name="x")), "a pydantic model with fields"),  # type: ignore[arg-type]
         (lambda: Schema(Leaf, version=0), "a version is an int from 1 on, not 0"),

@@ -32,7 +32,7 @@ from distributed_state.store.metrics import serve
 OPERATIONS, WAITS = "operation_duration_seconds_count", "lock_wait_seconds_count"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a worker may come back to this module
 def exporter() -> InMemorySpanExporter:
     """Where the spans of this process end up; the SDK takes one provider for good."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()

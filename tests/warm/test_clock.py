@@ -103,7 +103,7 @@ def test_one_that_does_not_answer_is_no_hindrance_unless_it_is_the_only_one() ->
             clock_of(alone)
         assert len(alone.asked) == asked
     assert ServerClock(alone).earliest_ms() == 0  # type: ignore[arg-type]
-    with pytest.raises(WarmUnavailable, match="what time"):
+    with pytest.raises(WarmUnavailable, match="time of Redis is not known"):
         ServerClock(alone).now()  # type: ignore[arg-type]
 
 
