@@ -799,7 +799,7 @@ def test_one_conversation_is_followed_and_what_was_missed_is_seen(fleet: tuple[s
     assert process.returncode == 0, err
     kinds = [line.split()[1] for line in out.splitlines()]
     assert sorted(kinds) == ["conversation.created", "resync"]
-    assert "events of 1 partitions were missed here (epoch)" in out
+    assert "events of 1 partitions were missed (epoch)" in out
 
 
 @pytest.mark.wide
