@@ -226,7 +226,7 @@ async def test_the_doctor_says_which_sentinels_answer_whether_they_agree_and_are
         assert shown == [
             (True, "4 of 4 answer"),
             (True, f"{old} (config epoch 0)"),
-            (True, "2 must find the primary away; a failover can be started"),
+            (True, "2 must agree that the primary is down; a failover can be started"),
         ]
         new = f"127.0.0.1:{watched.failover().port}"
         third.kill()
