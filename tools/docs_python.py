@@ -32,7 +32,7 @@ PAGES = (
     ),
     PythonPage(
         "records", "Records", "A handle on one record: each method is a read or a commit.",
-        "AsyncRecord Record records.record.RecordView Transaction ABSENT PRESENT merge",
+        "AsyncRecord Record records.record.RecordView Transaction ABSENT PRESENT merge fold",
     ),
     PythonPage(
         "typed-records", "Typed records", "Records that follow a pydantic model.",
