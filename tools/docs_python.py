@@ -32,7 +32,7 @@ PAGES = (
     ),
     PythonPage(
         "records", "Records", "A handle on one record: each method is a read or a commit.",
-        "AsyncRecord Record records.record.RecordView Transaction ABSENT PRESENT merge fold",
+        "AsyncRecord Record records.record.RecordView Transaction ABSENT PRESENT merge",
     ),
     PythonPage(
         "typed-records", "Typed records", "Records that follow a pydantic model.",
@@ -85,7 +85,7 @@ WRITTEN = {
 SUBCLASSED = {"AsyncAgent", "Agent"}
 
 # On pages that are made otherwise, of each with its docstring.
-ELSEWHERE = {"Settings": "settings", "Event": "results"}
+ELSEWHERE = {"Settings": "settings", "Event": "results", "fold": "results"}
 
 # The classes for other frameworks; their names are none of the package's own.
 ADAPTERS: dict[str, str] = {
