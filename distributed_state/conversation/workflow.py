@@ -26,7 +26,7 @@ _NEXT = "workflow.next"
 _FIRST = "workflow.first"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Workflow:
     """An agent's steps by phase: `{"planning": plan, "executing": work, "reflecting": look_back}`.
 
