@@ -63,7 +63,10 @@ class RemoteLease:
         return self._core.lost
 
     def renew(self) -> bool:
-        """Extend the lease by `ttl` seconds; return False if it has ended. The background work does this too."""
+        """Extend the lease by its `ttl` seconds; return False if it has ended. The background work does this too.
+
+        A nested lease renews the outer one, by the outer one's `ttl`.
+        """
         return finish(self._core.renew())
 
     def acquire(self) -> Self:

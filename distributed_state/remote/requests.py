@@ -378,7 +378,12 @@ class AsyncRemoteLease:
         return self._lost or (self._outer is not None and self._outer.lost)
 
     async def renew(self) -> bool:
-        """Extend the lease by `ttl` seconds; return False if it has ended. The background work does this too."""
+        """Extend the lease by its `ttl` seconds; return False if it has ended. The background work does this too.
+
+        A nested lease renews the outer one, by the outer one's `ttl`.
+        """
+        if self._outer is not None:
+            return await self._outer.renew()
         try:
             await self._requests.order(
                 "PUT", self._path + "/lease", {"ttl": self._ttl}, headers={HEADER: self.lease}, repeatable=True

@@ -85,6 +85,7 @@ class Scripted:
     def __init__(self, *answers: HttpAnswer | Unanswered) -> None:
         self.answers = [*answers]
         self.sent: list[tuple[str, str, Mapping[str, str]]] = []
+        self.bodies: list[bytes | None] = []
         self.streams: list[Lines] = []
         self.stopped = 0
         self.slept: list[float] = []
@@ -93,6 +94,7 @@ class Scripted:
         self, method: str, path: str, headers: Mapping[str, str], body: bytes | None, timeout: float
     ) -> HttpAnswer:
         self.sent.append((method, path, headers))
+        self.bodies.append(body)
         found = self.answers.pop(0)
         if isinstance(found, Unanswered):
             raise found
@@ -303,6 +305,16 @@ async def test_a_lease_nests_in_its_task_and_not_in_itself() -> None:
         http.answers.append(DONE)
     assert [method for method, _, _ in http.sent] == ["POST", "POST", "DELETE"]
     assert http.stopped == 1
+
+
+async def test_a_nested_lease_renews_the_outer_one_for_as_long_as_that_was_taken() -> None:
+    requests, http = asking(HttpAnswer(201, {}, b'{"lease": "x", "token": 5, "ttl": 30.0}'))
+    record = AsyncRemoteRecord(requests, Ref("user", "u"))
+    async with record.lock(ttl=30.0), record.lock(ttl=1.0) as inner:
+        http.answers.append(DONE)
+        assert await inner.renew()
+        http.answers.append(DONE)
+    assert (http.sent[1][0], http.bodies[1]) == ("PUT", b'{"ttl":30.0}')
 
 
 def test_a_later_release_may_answer_more() -> None:
