@@ -11,6 +11,7 @@ from controls import sabotage
 from counting import asked
 
 from distributed_state import (
+    REASONING_MACHINE,
     TASK_MACHINE,
     AgentPhase,
     Conflict,
@@ -125,12 +126,12 @@ async def both(opener: Any) -> list[Any]:
     return sessions
 
 
-async def race(sessions: list[Any], events: tuple[str, str]) -> list[Any]:
+async def race(sessions: list[Any], events: tuple[str, str], machine: StateMachine = TASK_MACHINE) -> list[Any]:
     """Two replicas that know the phase to be `executing` fire at the same moment; what came of each."""
     await sessions[0].write(phase="executing")
     for session in sessions:
         assert await session.phase(fresh=True) == "executing"
-    calls = [session.transition(event, machine=TASK_MACHINE) for session, event in zip(sessions, events, strict=True)]
+    calls = [session.transition(event, machine=machine) for session, event in zip(sessions, events, strict=True)]
     return await asyncio.gather(*calls, return_exceptions=True)
 
 
@@ -167,7 +168,7 @@ async def test_without_the_check_in_the_commit_both_would_win(opener: Any) -> No
 async def test_an_event_that_still_fits_goes_on_from_where_the_other_left(opener: Any) -> None:
     sessions = await both(opener)
     for _ in range(30):
-        outcomes = await race(sessions, ("reflect", "replan"))
+        outcomes = await race(sessions, ("reflect", "replan"), REASONING_MACHINE)
         # Planning does not lead to reflecting, but reflecting leads to planning.
         if "reflecting" in outcomes:
             assert outcomes == ["reflecting", "planning"]
