@@ -34,7 +34,7 @@ class Pass:
     """The findings and results of a pass.
 
     `fits` has the cursors, moved by it or not, of partitions whose journals continue SQL; `carried` the events that it
-    brought to SQL, `count` their number; `misfits` the reason why another partition cannot continue. `doubtful` are
+    brought to SQL, `count` their number; `unmatched` the reason why another partition cannot continue. `doubtful` are
     journals that did not match the cursor that was read before them. `batches` are to be inserted, `settled` holds the
     entries that SQL has after that, with their epoch. `size` is in bytes; `more`: whether the pass left entries in a
     journal that it read.
@@ -44,7 +44,7 @@ class Pass:
     partitions: list[int] = field(default_factory=list)
     fits: dict[int, Cursor] = field(default_factory=dict)
     carried: dict[int, set[str]] = field(default_factory=dict)
-    misfits: dict[int, str] = field(default_factory=dict)
+    unmatched: dict[int, str] = field(default_factory=dict)
     doubtful: dict[int, str] = field(default_factory=dict)
     batches: list[tuple[Cursor, Batch]] = field(default_factory=list)
     settled: dict[int, tuple[str, list[JournalEntry]]] = field(default_factory=dict)
@@ -55,9 +55,9 @@ class Pass:
     def read(self, partition: int, cursor: Cursor | None, journal: Journal, most: int) -> None:
         """Note the entries of a journal for SQL; `most` entries at most were read on either side of the cursor."""
         if not journal.epoch:
-            self.misfits[partition] = EMPTIED
+            self.unmatched[partition] = EMPTIED
             return
-        why = misfit(cursor, journal)
+        why = why_unmatched(cursor, journal)
         if cursor is None or why:
             self.doubtful[partition] = why
             return
@@ -91,7 +91,7 @@ class Pass:
 
     def stop_at(self, partition: int, offset: int, why: str) -> None:
         """Leave out an entry that cannot be archived now, and all later ones. Called before anything is inserted."""
-        self.misfits[partition] = why
+        self.unmatched[partition] = why
         epoch, entries = self.settled.pop(partition)
         batches = []
         for cursor, batch in self.batches:
@@ -116,7 +116,7 @@ class Pass:
     def refuse(self, partitions: Iterable[int]) -> None:
         """Raise ColdUnavailable if archiving cannot continue in one of these."""
         for partition in partitions:
-            if why := self.misfits.get(partition):
+            if why := self.unmatched.get(partition):
                 raise ColdUnavailable(f"partition {partition} is not archived: {why}")
 
 
@@ -136,7 +136,7 @@ def grouped(partitions: Sequence[int], places: Mapping[int, PartitionState]) -> 
         yield group
 
 
-def misfit(cursor: Cursor | None, journal: Journal) -> str:
+def why_unmatched(cursor: Cursor | None, journal: Journal) -> str:
     """Why a journal does not continue SQL at this cursor, which was read before the journal; '' if it does."""
     if cursor is None or cursor.epoch != journal.epoch:
         return f"Redis is at epoch {journal.epoch}, SQL at {cursor.epoch if cursor else 'none'}"

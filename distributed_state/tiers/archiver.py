@@ -310,7 +310,7 @@ class Archiver:
         self.archived += passed.count
         await self._settle(passed.settled)
         if passed.doubtful:
-            passed.misfits |= await self._diverged(passed.doubtful, cursors)
+            passed.unmatched |= await self._diverged(passed.doubtful, cursors)
 
     async def _insert(self, passed: Pass) -> None:
         """Insert the batches; if SQL or this release cannot take an entry, insert the entries before it."""
@@ -324,7 +324,7 @@ class Archiver:
             except Stopped as error:
                 self._stop(passed, error.places)
                 self._refused |= error.places.keys()
-        for partition in sorted(passed.fits.keys() - passed.misfits.keys()):
+        for partition in sorted(passed.fits.keys() - passed.unmatched.keys()):
             self.diverged.pop(partition, None)
             self._refused.discard(partition)
 
@@ -348,7 +348,7 @@ class Archiver:
                 if partition in self._refused:
                     passed.try_first(partition)
         self.behind = self.behind or passed.more
-        self.diverged.update(passed.misfits)
+        self.diverged.update(passed.unmatched)
         self._cursors.update(passed.fits)
 
     async def _known(self, partitions: Sequence[int]) -> dict[int, Cursor]:

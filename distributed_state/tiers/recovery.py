@@ -33,7 +33,7 @@ from distributed_state.errors import RecoveryInProgress, StateError, WarmUnavail
 from distributed_state.port import Port, waited
 from distributed_state.port.identities import ServerIdentity
 from distributed_state.settings import Settings
-from distributed_state.tiers.archive_pass import misfit
+from distributed_state.tiers.archive_pass import why_unmatched
 from distributed_state.tiers.reconcile import Backfill, reconcile
 from distributed_state.values import chance
 from distributed_state.values.journal import Journal, JournalEntry, unpack
@@ -189,7 +189,7 @@ class Recovery:
         if _sql_is_older(cursor, place):
             return True
         journal = await self._journal_at(keys, place, cursor) if cursor is not None else None
-        if journal is None or not misfit(cursor, journal):
+        if journal is None or not why_unmatched(cursor, journal):
             return False
         # If the cursor moved meanwhile, the entries were archived and trimmed between the two reads.
         return bool(await self._port.sql(self._cold.cursor, keys.partition) == cursor)
@@ -386,7 +386,7 @@ class Recovery:
     async def _fits(self, keys: PartitionKeys, cursor: Cursor) -> bool:
         """Whether the journal has the entry at SQL's cursor, and continues from there without a gap."""
         (journal,) = await self._partitions.journals([(keys, cursor.offset)], 2)
-        return not misfit(cursor, journal)
+        return not why_unmatched(cursor, journal)
 
     async def _is_all_archived(self, keys: PartitionKeys, seen: str) -> bool:
         """Whether SQL has all of Redis' epoch, and has minted a later one that never began in Redis."""
@@ -577,7 +577,7 @@ def _lacks(cursor: Cursor | None, place: PartitionState, journal: Journal) -> st
     here = [entry.event for entry in journal.onward[:1]]
     if cursor.epoch != journal.epoch or (cursor.offset and here != [cursor.event]):
         return ""  # the partition will be started again, from SQL
-    return misfit(cursor, journal)
+    return why_unmatched(cursor, journal)
 
 
 def _sql_is_older(cursor: Cursor | None, place: PartitionState) -> bool:

@@ -302,7 +302,7 @@ def test_by_offsets_alone_what_sql_has_newer_would_be_hidden(
 ) -> None:
     """Negative control: the journal's entry at the cursor is not looked at."""
     for module in (archive_pass, recovery):
-        monkeypatch.setattr(module, "misfit", lambda cursor, journal: "")
+        monkeypatch.setattr(module, "why_unmatched", lambda cursor, journal: "")
     with pytest.raises(AssertionError):
         rewound_past_the_cursor(rewound, archive_url)
 
