@@ -35,7 +35,7 @@ from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Call, retrying
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.durability import Applied, admit, ensure_durability, ensure_many
-from distributed_state.tiers.items import prove
+from distributed_state.tiers.items import sql_versions
 from distributed_state.tiers.read import ROUNDS, hydrate, reach, read
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.field_ttl import NEVER
@@ -247,7 +247,7 @@ async def _supply_and_resend(
         elif isinstance(answer, Uninitialised):
             await tiers.start(names.partition)
         elif isinstance(answer, UnknownItems):
-            op.proofs = await prove(tiers, names, draft, answer)
+            op.sql_versions = await sql_versions(tiers, names, draft, answer)
         elif isinstance(answer, Unsure):
             done = await resolve(tiers, names, op, answer)
             if done is not None:

@@ -156,7 +156,7 @@ def _merged(
     return Listing(listed.epoch, chosen, end)
 
 
-async def prove(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownItems) -> list[Operation]:
+async def sql_versions(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownItems) -> list[Operation]:
     """SQL's versions of the items with expectations. commit.lua checks whether they are still valid."""
     text = names.ref.text
     wanted = [
@@ -175,8 +175,8 @@ async def prove(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownIte
     place = b"%b %d " % (asked.epoch.encode(), found.archived)
     rows = _present(found.rows)
     stamps = {name: stamp_of(row.version, row.source, text) for name, row in rows.items()}
-    proofs: list[Operation] = [(b"V", name, place + stamps.get(name, b"-")) for name in dict.fromkeys(wanted)]
-    return proofs + [(b"G", collection, place + key) for collection, key in found.greatest.items()]
+    versions: list[Operation] = [(b"V", name, place + stamps.get(name, b"-")) for name in dict.fromkeys(wanted)]
+    return versions + [(b"G", collection, place + key) for collection, key in found.greatest.items()]
 
 
 async def put_of(tiers: Tiers, names: RecordKeys, done: Committed) -> list[bytes]:

@@ -77,7 +77,8 @@ class OpId:
       may have been applied since. `eased_ms`: the last `since_ms` that was set back for another server's clock.
     - `lock_value`, `creation`: see commit.lua. `listening`: this replica's own channel, if it is subscribed to the
       record's.
-    - `proofs`: steps 'V' and 'G', which say which items SQL has. `events`: the draft's and a new session's, encrypted.
+    - `sql_versions`: operations 'V' and 'G', which say which items SQL has.
+    - `events`: the draft's and a new session's, encrypted.
     - `sent`: all arguments of the last attempt.
     """
 
@@ -88,7 +89,7 @@ class OpId:
     lock_value = ""
     creation = ""
     listening = b""
-    proofs: Sequence[Operation] = ()
+    sql_versions: Sequence[Operation] = ()
     events: Sequence[Operation] = ()
     sent: Sequence[Any] = ()
 
@@ -302,7 +303,7 @@ class Warm(RetryingClient):
             ends = ends or event[0] in (b"x", b"X")
         if draft.items:
             # Left out of `op.sent`, because they change nothing.
-            checks = [word for operation in (*op.proofs, *draft.expected_items) for word in operation]
+            checks = [word for operation in (*op.sql_versions, *draft.expected_items) for word in operation]
             return (
                 self._commit,
                 (*names.commit_keys, *names.event_keys, names.lifetimes, names.items),

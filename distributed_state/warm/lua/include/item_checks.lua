@@ -15,9 +15,9 @@ for i = first_step, #words, 3 do
   local step, name, value = words[i], words[i + 1], words[i + 2]
   if step == 'V' or step == 'G' then
     -- It counts unless it is out of date: all that is not here is in SQL, and so is the beginning of the layer.
-    local of, archived, proof = string.match(value, '^(%S+) (%d+) (.*)$')
+    local of, archived, sql_version = string.match(value, '^(%S+) (%d+) (.*)$')
     if of == epoch and archived - needed >= 0 then
-      if step == 'V' then proofs[name] = proof elseif not top(name) then greatest[name] = proof end
+      if step == 'V' then sql_versions[name] = sql_version elseif not top(name) then greatest[name] = sql_version end
     end
   elseif step == 's' and name == '#items' then
     begins = true

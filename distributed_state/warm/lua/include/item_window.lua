@@ -10,7 +10,8 @@
            bare     whether nothing was put in that layer, and none lies below
            window   the head of the window, nil if it is not here
            needed   the caller must have read items in SQL at this version or a later one, a number
-           proofs, greatest       versions and greatest keys read in SQL, by name and by collection; the caller adds to them
+           sql_versions  versions of items read in SQL, by name; the caller adds to them
+           greatest      greatest keys read in SQL, by collection; the caller adds to them
            top(collection)        the greatest key below
            stamp(name, held)      the version of an item, '-' if there is none, nil if only SQL knows
 ]]
@@ -20,7 +21,7 @@ local window = layer_from ~= '' and call('HMGET', items, '#e', '#n', '#d', '#c',
 if window and window[1] ~= epoch then window = nil end
 local needed = math.max((window and window[6] or about[2] or 0) + 0, (layer_from ~= '' and layer_from or 0) + 0)
 local bare = layer_from == '' or base == '0' and not about[2]
-local proofs, greatest = {}, {}
+local sql_versions, greatest = {}, {}
 local function top(collection)
   if window and not greatest[collection] then greatest[collection] = call('HGET', items, '#h' .. collection) end
   return greatest[collection]
@@ -38,5 +39,5 @@ local function stamp(name, held)
   elseif window and not window[7] then
     return '-'
   end
-  return proofs[name]
+  return sql_versions[name]
 end
