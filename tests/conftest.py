@@ -295,7 +295,7 @@ class Servers:
         return self._cluster
 
     def sentinel(self) -> RedisSentinel:
-        """A Sentinel and the two servers that it watches; for the same reason it is a patient one."""
+        """A Sentinel and the two servers that it watches; for the same reason it waits longer."""
         if self._sentinel is None:
             started = redis_sentinel(replicas=1, sentinels=1, down_after_ms=30_000, binary=server_binary("sentinel"))
             self._sentinel = self._stack.enter_context(started)

@@ -79,19 +79,19 @@ class Crew:
             worker.end()
 
     def run(
-        self, scenario: str, rate: float, seconds: float, *, patience: float = 30.0,
+        self, scenario: str, rate: float, seconds: float, *, retry_for: float = 30.0,
         begun: Callable[[float], None] = lambda at: None, shown: Callable[[float], None] = lambda at: None,
     ) -> Result:  # fmt: skip
         """One phase. `begun` is called with the moment it begins, `shown` now and then; Ctrl-C ends it early."""
         self._phases += 1
-        phase = Phase(self._phases, scenario, rate, seconds, patience)
+        phase = Phase(self._phases, scenario, rate, seconds, retry_for)
         self._send({"order": "phase", "phase": asdict(phase)})
         self._collect("ready", _READY_SECONDS)
         begin = time.monotonic() + _LEAD
         self._send({"order": "begin", "at": begin})
         begun(begin)
         try:
-            done = self._collect("done", seconds + patience + 30, begin, shown)
+            done = self._collect("done", seconds + retry_for + 30, begin, shown)
         except KeyboardInterrupt:
             self._send({"order": "stop"})
             self._finish(phase, begin, self._collect("done", 10, begin))

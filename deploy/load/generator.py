@@ -33,13 +33,13 @@ from distributed_state.programs.worker_processes import Message, Parent
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A scenario at a constant rate. `patience` is how long a request is repeated before it is given up."""
+    """A scenario at a constant rate. `retry_for` is how long a request is repeated before it is given up."""
 
     number: int
     scenario: str
     rate: float
     seconds: float
-    patience: float = 30.0
+    retry_for: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Generator:
         self._stopped.clear()
         client = Client(setup.targets, tries=setup.attempts)
         recorder = Recorder(0.0)
-        caller = Caller(client, setup.source, recorder, setup.run, setup.process, phase.patience, setup.attempts)
+        caller = Caller(client, setup.source, recorder, setup.run, setup.process, phase.retry_for, setup.attempts)
         scenario = SCENARIOS[phase.scenario](caller, phase.number)
         scenario.subscribers = setup.subscribers  # type: ignore[attr-defined]  # of Events
         balancing = asyncio.create_task(client.balance()) if setup.balanced else None
@@ -132,7 +132,7 @@ class Generator:
         due = arrivals(phase.rate, phase.seconds, process=setup.process, of=setup.of, burst=scenario.burst)
         running, late = await drive(due, begin, lambda at: self._one(scenario, caller, at), stopped=self._stopped)
         if running:
-            await asyncio.wait(running, timeout=2.0 if self._stopped.is_set() else phase.patience + 1)
+            await asyncio.wait(running, timeout=2.0 if self._stopped.is_set() else phase.retry_for + 1)
         for task in list(running):
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -77,7 +77,7 @@ def main(
     fault: Annotated[
         list[str] | None, typer.Option(help=f"{_FAULTS}, with @seconds if you like; repeat for several")
     ] = None,
-    patience: Annotated[float, typer.Option(min=0.1, help="seconds for which a request is repeated")] = 30.0,
+    retry_for: Annotated[float, typer.Option(min=0.1, help="seconds for which a request is repeated")] = 30.0,
     subscribers: Annotated[int, typer.Option(min=1, help="of each process, in the scenario events")] = 10,
     balanced: Annotated[
         bool, typer.Option("--balanced", help="send nothing to a worker whose /readyz fails, as a balancer does")
@@ -153,7 +153,7 @@ def main(
                 elif ramp or with_figures:
                     found = run.ramp(chosen[0], rate or 50.0, knee_p99)
                 for name in chosen if seconds else []:
-                    run.load(name, rate or (found * _SHARE_OF_KNEE if found else 50.0), seconds, broken, patience)
+                    run.load(name, rate or (found * _SHARE_OF_KNEE if found else 50.0), seconds, broken, retry_for)
                 if verify:
                     run.verify()
                 if with_figures:

@@ -69,7 +69,7 @@ class Run:
             self.report.figures += figures.at_knees(ours, bare, count, commands)
             if ours.best is not None:
                 figures.settle(self.fleet)
-                halves = [each.run(scenario, ours.best.rate / 2, _HALF, patience=2.0) for each in (self.crew, crew)]
+                halves = [each.run(scenario, ours.best.rate / 2, _HALF, retry_for=2.0) for each in (self.crew, crew)]
                 self.report.figures.append(figures.at_half(*halves))
         return self._at_the_knee(ours)
 
@@ -85,7 +85,7 @@ class Run:
         def measure(rate: float) -> Result:
             time.sleep(_SETTLE)
             before = self._cpu()
-            result = crew.run(scenario, rate, _STEP, patience=2.0)
+            result = crew.run(scenario, rate, _STEP, retry_for=2.0)
             if crew is self.crew:
                 self._used.append((before, self._cpu()))
             return result
@@ -100,7 +100,7 @@ class Run:
     def _cpu(self) -> dict[str, float]:
         return self.fleet.cpu() if isinstance(self.fleet, LocalFleet) else {}
 
-    def load(self, scenario: str, rate: float, seconds: float, broken: list[faults.Fault], patience: float) -> None:
+    def load(self, scenario: str, rate: float, seconds: float, broken: list[faults.Fault], retry_for: float) -> None:
         """One scenario at one rate, with faults."""
         breaking = faults.Breaking(self.fleet, broken, self.crew.began) if broken else None
         columns = (
@@ -120,7 +120,7 @@ class Run:
 
             try:
                 begun = breaking.begin if breaking else lambda at: None
-                result = self.crew.run(scenario, rate, seconds, patience=patience, begun=begun, shown=shown)
+                result = self.crew.run(scenario, rate, seconds, retry_for=retry_for, begun=begun, shown=shown)
                 self.report.results.append(result)
                 early = False
             except KeyboardInterrupt:
@@ -131,7 +131,7 @@ class Run:
                     self.report.broke += breaking.join(early=early)
         if any(broke.over and self.crew.timeline.first_due_after(broke.over) is None for broke in self.report.broke):
             # The fault outlasted the load: whether the fleet serves again shows only if it is asked.
-            after = self.crew.run(scenario, rate, _AFTER, patience=patience)
+            after = self.crew.run(scenario, rate, _AFTER, retry_for=retry_for)
             self.report.results.append(replace(after, scenario=f"{scenario}, after"))
 
     def verify(self) -> None:

@@ -50,7 +50,7 @@ class Caller:
     recorder: Recorder
     run: str
     process: int
-    patience: float
+    retry_for: float
     attempts: int | None = None
     expected: dict[str, Expected] = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ class Caller:
         self, due: float, method: str, path: str, body: Any = None, *, fine: tuple[int, ...]
     ) -> Any:
         """Repeat until the status is a fine one. Raises Refused, or TimeoutError once it is given up."""
-        deadline = max(due, time.monotonic()) + self.patience
+        deadline = max(due, time.monotonic()) + self.retry_for
         pause = _PAUSE
         for attempt in count(1):
             try:
@@ -249,7 +249,7 @@ class Events(Scenario):
         id = f"{self.name}-event-{self._begun}"
         told = self._told[id] = asyncio.Event()
         await self.caller.begin(id, due)
-        async with asyncio.timeout(self.caller.patience):
+        async with asyncio.timeout(self.caller.retry_for):
             await told.wait()
         del self._told[id]
 

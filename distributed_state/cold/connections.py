@@ -211,7 +211,7 @@ class Attempt:
             self.line.cut()
 
 
-class Patience:
+class Watcher:
     """Watches the transactions of one database. `alive` waits up to that many seconds for a sign of life."""
 
     def __init__(self, name: str, alive: Callable[[float], bool]) -> None:
@@ -226,7 +226,7 @@ class Patience:
         self._here = threading.local()
         self._watching = False
         self._ended = threading.Event()
-        self._heard = 0.0
+        self._answered = 0.0
         self.silent_since = 0.0  # 0: not known to be silent
 
     @contextmanager
@@ -245,7 +245,7 @@ class Patience:
         self._here.attempt = attempt
         try:
             yield attempt
-            self._heard = time.monotonic()
+            self._answered = time.monotonic()
         except Exception as error:
             if attempt.cut:
                 raise ColdUnavailable(attempt.cut) from error
@@ -268,16 +268,16 @@ class Patience:
         if attempt is not None:
             attempt.asked()
 
-    def heard(self) -> None:
+    def answered(self) -> None:
         """Note that the server answered."""
-        self._heard = time.monotonic()
+        self._answered = time.monotonic()
 
     def require_life(self) -> None:
         """Before connecting, which cannot be cut: raise ColdUnavailable unless the server gives a sign of life."""
         begun = time.monotonic()
         if self.silent_since:
             raise ColdUnavailable(self._silence())
-        if not self._alive(_SIGN_SECONDS) and self._heard < begun:
+        if not self._alive(_SIGN_SECONDS) and self._answered < begun:
             with self._lock:
                 self._fall_silent(begun)
                 self._watch()
@@ -308,7 +308,7 @@ class Patience:
                 for each in waiting:
                     if now - each.since > each.limit:  # the server is alive, but this connection is not
                         each.end(f"{self._name}: no answer within {each.limit:g} s")
-            if self.silent_since or (waiting and self._heard < now - _LOOK_AFTER):
+            if self.silent_since or (waiting and self._answered < now - _LOOK_AFTER):
                 self._look(now)
         with self._lock:
             self._watching = False
@@ -316,7 +316,7 @@ class Patience:
     def _look(self, begun: float) -> None:
         alive = self._alive(_SIGN_SECONDS)
         with self._lock:
-            if not alive and self._heard < begun:
+            if not alive and self._answered < begun:
                 self._fall_silent(begun)
                 return
             if self.silent_since:
@@ -369,7 +369,7 @@ def _answers(host: str, port: int, deadline: float) -> bool:
 # Each BEGIN sets the limits in the same exchange: PgBouncer refuses them as options of the connection, and set for a
 # session they would stay with a connection that is lent to others. They end slow statements, waits for locks, and
 # transactions whose worker was stopped in the middle while others wait. They cannot end a wait for a server that
-# answers nothing at all: see `Patience`.
+# answers nothing at all: see `Watcher`.
 
 
 def limit_postgresql(engine: Engine, seconds: float) -> None:
@@ -398,18 +398,18 @@ def _limits(statement: float, idle: float, lock: float) -> dict[str, int | str]:
     }
 
 
-def watch(engine: Engine, patience: Patience) -> None:
-    """Report each connection and statement to `patience`, and test a pooled connection before it is used."""
+def watch(engine: Engine, watcher: Watcher) -> None:
+    """Report each connection and statement to `watcher`, and test a pooled connection before it is used."""
 
     def connecting(*_: Any) -> None:
-        patience.require_life()
+        watcher.require_life()
 
     def connected(raw: Any, record: Any) -> None:
         record.info["line"] = line = Line(raw.fileno())
-        patience.connected(line)
+        watcher.connected(line)
 
     def taken(raw: Any, record: Any, _: Any) -> None:
-        patience.connected(record.info["line"])
+        watcher.connected(record.info["line"])
         if not record.fresh:
             try:
                 engine.dialect.do_ping(raw)
@@ -421,9 +421,9 @@ def watch(engine: Engine, patience: Patience) -> None:
     event.listen(engine, "connect", connected, insert=True)
     event.listen(engine, "checkout", taken)
     event.listen(engine, "close", lambda _, record: _close_line(record))
-    event.listen(engine, "before_cursor_execute", lambda *_: patience.asked())
-    event.listen(engine, "after_cursor_execute", lambda *_: patience.heard())
-    event.listen(engine, "commit", lambda _: patience.asked())
+    event.listen(engine, "before_cursor_execute", lambda *_: watcher.asked())
+    event.listen(engine, "after_cursor_execute", lambda *_: watcher.answered())
+    event.listen(engine, "commit", lambda _: watcher.asked())
 
 
 def _close_line(record: Any) -> None:

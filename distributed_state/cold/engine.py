@@ -61,7 +61,7 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from distributed_state.cold.connections import (
     LONG,
-    Patience,
+    Watcher,
     display_name,
     driver_arguments,
     is_memory,
@@ -110,7 +110,7 @@ class Database:
         self.away = ""  # why SQL was unavailable to the last transaction, "" if it was available
         self._timeout = timeout
         self._opening = Opening()
-        self._patience: Patience | None = None
+        self._watcher: Watcher | None = None
         self._here = threading.local()  # `sql`: the transaction of the `one_read` that this thread is in
         # A database in memory has one connection, which one thread at a time may use.
         self._gate: AbstractContextManager[Any] = threading.RLock() if self.memory else nullcontext()
@@ -185,7 +185,7 @@ class Database:
 
     def _attempt(self, times: int = 1) -> AbstractContextManager[Any]:
         # Longer than the server's own limits: this ends the wait for an answer that was lost in the network.
-        return self._patience.attempt(2 * self._timeout * times) if self._patience else nullcontext()
+        return self._watcher.attempt(2 * self._timeout * times) if self._watcher else nullcontext()
 
     @contextmanager
     def apart(self, prepare: Callable[[Sql], None]) -> Iterator[None]:
@@ -230,8 +230,8 @@ class Database:
                 self._engine.dispose()
             return
         self._engine.pool.dispose()
-        if self._patience:
-            self._patience.end()
+        if self._watcher:
+            self._watcher.end()
 
     def abandon(self) -> None:
         """In a forked child: drop the parent's connections without sending anything on them."""
@@ -241,8 +241,8 @@ class Database:
         keep_for_ever(self._engine.pool)
         self._engine.dispose(close=False)
         self._opening.forget()
-        if self._patience:
-            self._patience.forget()
+        if self._watcher:
+            self._watcher.forget()
 
     def _create(self, url: URL) -> Engine:
         options: dict[str, Any] = {"hide_parameters": True}
@@ -265,8 +265,8 @@ class Database:
             prepare_sqlite(engine, self._timeout)
             return engine
         limit_postgresql(engine, self._timeout)
-        self._patience = Patience(self.name, partial(sign_of_postgresql, places(url)))
-        watch(engine, self._patience)
+        self._watcher = Watcher(self.name, partial(sign_of_postgresql, places(url)))
+        watch(engine, self._watcher)
         event.listen(engine, "connect", self._require_unicode)
         return engine
 
@@ -592,7 +592,7 @@ def prepare_sqlite(engine: Engine, seconds: float) -> None:
         connection.isolation_level = None
         cursor = connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
-        _patiently(seconds, cursor, "PRAGMA journal_mode = WAL")
+        _execute_with_retry(seconds, cursor, "PRAGMA journal_mode = WAL")
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA secure_delete = ON")
         cursor.execute("PRAGMA cache_size = -4000")  # KiB for each of up to 15 connections
@@ -632,7 +632,7 @@ def _refuse_removed(connection: Connection, path: str) -> None:
         raise ColdUnavailable(f"{path}: was deleted or replaced since it was opened")
 
 
-def _patiently(seconds: float, cursor: Any, words: str) -> None:
+def _execute_with_retry(seconds: float, cursor: Any, words: str) -> None:
     """Switch to write-ahead logging. SQLite does not wait while another process switches too, so this function does."""
     again: Callable[..., Any] = retry(
         retry=retry_if_exception(lambda error: isinstance(error, sqlite3.OperationalError) and "locked" in str(error)),

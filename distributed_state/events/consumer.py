@@ -59,7 +59,7 @@ class AsyncEvents:
         """Start the stream: all later events are received."""
         if self._joined:
             return
-        await self._tiers.warm.patiently(self._begin)
+        await self._tiers.warm.retry(self._begin)
         self._joined = True
         self._tiers.consumers.join(self._subscription)
 
@@ -356,7 +356,7 @@ class Group:
             if current is None:
                 await self.done()
             # Retried, because events after the saved position are handled again. The assignment itself expires.
-            await self._tiers.warm.patiently(lambda: self.save(current, now=True))
+            await self._tiers.warm.retry(lambda: self.save(current, now=True))
             try:
                 await self._assignment.leave()
             except WarmUnavailable as error:

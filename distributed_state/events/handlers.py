@@ -24,7 +24,7 @@ from distributed_state.warm.telemetry import Facts, observed
 
 log = logging.getLogger(__name__)
 Handler = Callable[[Event], Any | Awaitable[Any]]
-_PATIENCE = 5.0
+_CLOSING = 5.0
 _HANGING = 5.0
 # In a handler: its event, and since when it handles that. It is also set in the thread of a plain function.
 _handled: ContextVar[tuple[float, Event] | None] = ContextVar("distributed_state_handled", default=None)
@@ -163,7 +163,7 @@ class Handling(HandlerWorker):
         if self._closing:
             return
         self._closing = True
-        self._until = self._port.monotonic() + _PATIENCE
+        self._until = self._port.monotonic() + _CLOSING
         self._feed.watching.remove(self._notice_hanging)
         self._feed.past.update(handled=self.handled, failed=self.failed, slowed=self.slowed)
         self._events.end()

@@ -118,7 +118,7 @@ class Pipe(Taken):
         self._timeout = timeout
         self._lost = lost
         self._late = late
-        self._patience = timeout if late is nothing else min(timeout, LATE)
+        self._late_after = timeout if late is nothing else min(timeout, LATE)
         self._outgoing: list[bytes] = []
         self._waiting: deque[tuple[asyncio.Future[list[Any]], int, float]] = deque()
         self._answers: list[Any] = []
@@ -143,7 +143,7 @@ class Pipe(Taken):
             self._transport.write(packed)
         self._waiting.append((waiting, len(commands), loop.time()))
         if not self._watched:
-            self._watch_in(self._patience)
+            self._watch_in(self._late_after)
         return waiting
 
     def _watch_in(self, seconds: float) -> None:
@@ -194,13 +194,13 @@ class Pipe(Taken):
                 self._watch_in(_STOOD_STILL)
                 return
             waited = now - self._waiting[0][2]
-            left = self._patience - waited
+            left = self._late_after - waited
             if waited >= self._timeout:
                 self.fail(driver.TimeoutError("no answer in time"))
                 return
             if left <= 0:
                 self._late()
-                left = min(self._patience, self._timeout - waited)
+                left = min(self._late_after, self._timeout - waited)
             self._watch_in(left)
 
     def fail(self, error: Exception) -> None:

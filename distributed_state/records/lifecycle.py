@@ -229,23 +229,23 @@ async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]
 async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
     """Remove from Redis and from this process everything that SQL has erased up to these versions."""
     partitions = sorted({names.partition for names in done})
-    patiently = tiers.warm.patiently
+    retry = tiers.warm.retry
     last = {names.text: version for names, version in done.items()}
-    places = await patiently(tiers.warm.partitions.states, [tiers.keys.partition(each) for each in partitions])
+    places = await retry(tiers.warm.partitions.states, [tiers.keys.partition(each) for each in partitions])
     calls = []
     for names, version in done.items():
         notice = f"{places[names.partition].epoch} {version + 1} {tiers.replica} -"
         keys = [names.record, names.hydration, names.channel, names.lifetimes, names.items]
         keys += [names.leases, names.lock]
         calls.append((DROP, keys, [version, notice, names.text]))
-    for answer in await patiently(tiers.port.scripts, calls):
+    for answer in await retry(tiers.port.scripts, calls):
         if isinstance(answer, StateError):
             raise answer
     for partition in partitions:
         keys_of = tiers.keys.partition(partition)
-        await patiently(tiers.stream.redact, keys_of, partial(_is_about, last))
+        await retry(tiers.stream.redact, keys_of, partial(_is_about, last))
         # The journal keeps its last entry; a mark takes the place of the tombstone there.
-        await patiently(tiers.warm.partitions.mark, keys_of, places[partition].epoch)
+        await retry(tiers.warm.partitions.mark, keys_of, places[partition].epoch)
     await tiers.archiver.drain(partitions)
     for names in done:
         tiers.hot.forget(names.ref.text)

@@ -231,13 +231,13 @@ class Requests:
         *,
         headers: Mapping[str, str] | None = None,
         repeatable: bool = False,
-        patience: float = 0.0,
+        wait: float = 0.0,
     ) -> Any:
-        """Send a request without a key; `patience` seconds are added to its time limit."""
-        return await self._ask(method, path, dict(headers or {}), body, repeatable, patience)
+        """Send a request without a key; `wait` seconds are added to its time limit."""
+        return await self._ask(method, path, dict(headers or {}), body, repeatable, wait)
 
     async def _ask(
-        self, method: str, path: str, headers: Mapping[str, str], body: Any, repeatable: bool, patience: float = 0.0
+        self, method: str, path: str, headers: Mapping[str, str], body: Any, repeatable: bool, wait: float = 0.0
     ) -> Any:
         data = None if body is None else encoded(body)
         sent = {**headers, "Content-Type": "application/json"} if data is not None else headers
@@ -249,7 +249,7 @@ class Requests:
             reraise=True,
         )
         try:
-            return await again(self._once, method, path, sent, data, repeatable, self.timeout + patience)
+            return await again(self._once, method, path, sent, data, repeatable, self.timeout + wait)
         except _AskAgain as last:
             error = last.error
         raise error
@@ -448,7 +448,7 @@ class AsyncRemoteLease:
             wait = max(0.0, min(_ONCE, end - clock()))
             try:
                 body = {"wait": wait, "ttl": self._ttl}
-                return await self._requests.order("POST", self._path + "/lease", body, patience=wait)
+                return await self._requests.order("POST", self._path + "/lease", body, wait=wait)
             except Locked as error:
                 if clock() >= end:
                     raise LockTimeout(f"{error}; waited {self._wait:g} s") from error

@@ -127,7 +127,7 @@ async def _durability(tiers: Tiers) -> Finding:
     """The default durability of writes, and whether it can be reached now."""
     level = tiers.confirming.level.text
     try:
-        missing = await tiers.warm.patiently(tiers.confirming.possible, tiers.confirming.level)
+        missing = await tiers.warm.retry(tiers.confirming.possible, tiers.confirming.level)
     except StateError as error:
         return Finding("durability", False, f"{level}: {error}", "every write raises DurabilityUnknown")
     found = level if not missing else f"{level}, which cannot be reached now: {'; '.join(missing)}"
@@ -241,7 +241,7 @@ async def _warm(tiers: Tiers, *, embedded: bool) -> list[Finding]:
     findings = (
         [Finding("server", True, "embedded in this process")]
         if embedded
-        else await tiers.warm.patiently(check_server, tiers.port, tiers.confirming.level)
+        else await tiers.warm.retry(check_server, tiers.port, tiers.confirming.level)
     )
     keys = tiers.keys.partition(0)
     try:

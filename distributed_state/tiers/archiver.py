@@ -208,7 +208,7 @@ class Archiver:
         missed.
         """
         if self._settings.url is not None:
-            await self._warm.patiently(self._compare_epochs)
+            await self._warm.retry(self._compare_epochs)
 
     async def _compare_epochs(self) -> None:
         places = await self._partitions.states(self._keys_of(range(self._keys.partitions)))

@@ -47,7 +47,7 @@ async def admit(tiers: Tiers, level: Level) -> None:
     """
     if level is MEMORY or level in tiers.confirming.admitted:
         return
-    for missing in await tiers.warm.patiently(tiers.confirming.possible, level):
+    for missing in await tiers.warm.retry(tiers.confirming.possible, level):
         log.warning("durability %r cannot be reached now, and writes raise DurabilityUnknown: %s", level.text, missing)
     tiers.confirming.admitted.add(level)
 

@@ -258,7 +258,7 @@ class Warm(RetryingClient):
         answers: list[Any] = []
         sent = (ops, f"a batch of {len(writes)}", self._attempt_many, writes, answers)
         try:
-            await self.patiently(self.ops.send, *sent)
+            await self.retry(self.ops.send, *sent)
         except WarmUnavailable:
             if not answers:
                 raise
@@ -355,7 +355,7 @@ class Warm(RetryingClient):
         Repeated while replies are lost. An error of the second is returned as its answer, None if there was no second;
         it runs even if the first fails.
         """
-        return await self.patiently(self._ask, call, trailing_call)  # type: ignore[no-any-return]  # what _ask returns
+        return await self.retry(self._ask, call, trailing_call)  # type: ignore[no-any-return]  # what _ask returns
 
     async def _ask(self, call: Call, trailing_call: Call | None) -> tuple[Any, Any]:
         if trailing_call is None:

@@ -120,7 +120,7 @@ class Confirming:
                     results[at] = result
                 left = [at for at in left if at not in group]
 
-        await self._client.patiently(attempt)
+        await self._client.retry(attempt)
         return results
 
     def _wait(self, level: Level) -> Fsynced | Replicated:

@@ -168,7 +168,7 @@ class Lock:
         Repeated until `deadline`, as others wait.
         """
         try:
-            return bool(await self._warm.patiently(self._give_back, self.leave_call(), deadline, itertools.count()))
+            return bool(await self._warm.retry(self._give_back, self.leave_call(), deadline, itertools.count()))
         except StateError as error:
             # The lock expires by itself; an error here would hide the exception of the body.
             text = "lease of %s could not be released, it ends in %.1f s: %s"

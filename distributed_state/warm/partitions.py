@@ -260,7 +260,7 @@ class Partitions:
         pattern = b"".join(b"\\" + bytes([each]) if each in b"*?[]\\^-" else bytes([each]) for each in prefix)
         words = (b"SCAN", cursor, b"match", pattern + b"*", b"COUNT", _SCAN_PAGE)
         port = self._client.port
-        following, found = await self._client.patiently(port.command_with, port.node_of(keys.meta), *words)
+        following, found = await self._client.retry(port.command_with, port.node_of(keys.meta), *words)
         return int(following), [key.removeprefix(prefix).decode() for key in found]
 
     async def loaded(self, epoch: str, records: Sequence[RecordKeys]) -> dict[str, Loaded]:

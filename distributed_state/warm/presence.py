@@ -103,7 +103,7 @@ class Presence:
     async def replicas(self) -> list[Replica]:
         """Return all present replicas, the oldest first."""
         if self._every:
-            await self._warm.patiently(self._beat)
+            await self._warm.retry(self._beat)
         # By the clock of the server that has the roll.
         _, time, listed = await self._warm.script(ROLL, [self._keys.roll], [])
         now = int(time)

@@ -69,15 +69,15 @@ class RetryingClient:
 
     async def command(self, *words: Any) -> Any:
         """Execute one command, which may run twice."""
-        return await self.patiently(self.port.command, *words)
+        return await self.retry(self.port.command, *words)
 
     async def commands(self, commands: Sequence[Words]) -> list[Any]:
         """Execute commands in one round trip. Raises the first error reply."""
-        return await self.patiently(self.port.commands, commands)  # type: ignore[no-any-return]  # a list, as there
+        return await self.retry(self.port.commands, commands)  # type: ignore[no-any-return]  # a list, as there
 
     async def script(self, script: Script, keys: Sequence[bytes], arguments: Sequence[Any]) -> Any:
         """Call one script, which may run twice."""
-        return await self.patiently(self.port.script, script, keys, arguments)
+        return await self.retry(self.port.script, script, keys, arguments)
 
     async def scripts(self, calls: Sequence[Call]) -> list[Any]:
         """Call scripts in one round trip. An error reply is returned in its place.
@@ -95,14 +95,14 @@ class RetryingClient:
                 raise answers[left[0]]
 
         try:
-            await self.patiently(ask)
+            await self.retry(ask)
         except WarmUnavailable:
             if len(left) == len(calls):
                 raise
         return answers
 
     @waited.one_call
-    async def patiently(self, call: Any, *arguments: Any) -> Any:
+    async def retry(self, call: Any, *arguments: Any) -> Any:
         """Repeat while Redis does not answer, with jitter, until its call has waited for `retry_for` seconds."""
         try:
             return await call(*arguments)

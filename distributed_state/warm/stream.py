@@ -250,7 +250,7 @@ class Stream:
         data = self._sealed(subject, type, op, data)
         sent = ([op], subject[:200], self._send, names, op, (type, subject, actor, data), member)
         try:
-            answer = await self._warm.patiently(self._warm.ops.send, *sent)
+            answer = await self._warm.retry(self._warm.ops.send, *sent)
             starts = 0
             while answer[0] in (b"unsure", b"uninitialised"):
                 if answer[0] == b"unsure":
@@ -265,7 +265,7 @@ class Stream:
                     await self._start(keys.partition)
                 else:
                     raise WarmUnavailable(f"partition {keys.partition} does not start")
-                answer = await self._warm.patiently(self._warm.ops.send, *sent)
+                answer = await self._warm.retry(self._warm.ops.send, *sent)
         finally:
             self._warm.ops.end(op)
         if answer[0] == b"backpressure":
@@ -299,7 +299,7 @@ class Stream:
         names = keys.emit_keys
         event = (type, subject, "", self._warm.codec_of(subject).seal_event(data, type, f"{writer}.0"))
         while await self._archived(keys.partition, f"{writer}.0.0", since_ms) is None:
-            answer = await self._warm.patiently(self._send, names, op, event, "", writer)
+            answer = await self._warm.retry(self._send, names, op, event, "", writer)
             if answer[0] != b"unsure":
                 return bool(answer[0] == b"ok")
             op.since_ms = int(answer[1])
@@ -379,7 +379,7 @@ class Stream:
         after = 0
         count = _PAGE
         while count == _PAGE:
-            before, behind, stored = await self._warm.patiently(self.events, keys, after, _PAGE)
+            before, behind, stored = await self._warm.retry(self.events, keys, after, _PAGE)
             if before.epoch != behind.epoch:
                 after = 0  # Redis was emptied meanwhile
                 continue

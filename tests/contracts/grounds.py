@@ -51,7 +51,7 @@ EVERY = (*EMBEDDED, *NETWORK)
 SINGLE = ("valkey", "redis", "simulated")
 SENTINEL = ("sentinel", "simulated sentinel")
 CLUSTER = ("cluster", "simulated cluster")
-PATIENCE = 30.0  # seconds: a test whose wait for an answer takes longer has failed
+LIMIT = 30.0  # seconds: a test whose wait for an answer takes longer has failed
 SEEDS = range(1, 9)  # number of orders in which the steps of a test run
 _LONGEST = 1000.0  # seconds of simulated time
 _NODES = 3  # of a simulated cluster
@@ -150,7 +150,7 @@ class Ground:
         """Run a test."""
         raise NotImplementedError
 
-    def open(self, timeout: float = PATIENCE, retry_for: float = 0.0) -> Any:
+    def open(self, timeout: float = LIMIT, retry_for: float = 0.0) -> Any:
         """Open another port, closed after the test."""
         raise NotImplementedError
 
@@ -354,7 +354,7 @@ class RealGround(Ground):
             for port in reversed(self._ports):
                 await port.close()
 
-    def open(self, timeout: float = PATIENCE, retry_for: float = 0.0) -> Any:
+    def open(self, timeout: float = LIMIT, retry_for: float = 0.0) -> Any:
         if self._faults:
             connections: Connections = ProxiedConnections(self._proxies, self._url, timeout, retry_for=retry_for)
         else:
@@ -363,7 +363,7 @@ class RealGround(Ground):
 
     def open_at(self, url: str) -> Any:
         """Open a port with another URL, without a proxy, closed after the test."""
-        return self._opened(Connections(url, PATIENCE))
+        return self._opened(Connections(url, LIMIT))
 
     def _opened(self, connections: Connections) -> SharedPort:
         port = SharedPort(connections, "replica")
@@ -645,7 +645,7 @@ class SimulatedGround(Ground):
         for port in reversed(self._ports):
             await port.close()
 
-    def open(self, timeout: float = PATIENCE, retry_for: float = 0.0) -> Any:
+    def open(self, timeout: float = LIMIT, retry_for: float = 0.0) -> Any:
         port = SimulatedPort(
             SimulatedConnections(self.fleet, self.process, self.fleet.url, timeout, retry_for=retry_for), "replica"
         )

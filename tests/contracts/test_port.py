@@ -19,7 +19,7 @@ from distributed_state.errors import ConfigurationError, StateError, WarmUnavail
 from distributed_state.port import Port, Script, identities, waited
 from distributed_state.port.background import Stopped
 from distributed_state.port.commands import ReplyError
-from tests.contracts.grounds import EMBEDDED, EVERY, NETWORK, PATIENCE, SINGLE, Ground, Steps, on
+from tests.contracts.grounds import EMBEDDED, EVERY, LIMIT, NETWORK, SINGLE, Ground, Steps, on
 
 SHORT = 0.5  # seconds, for tests that wait for an answer that never comes
 
@@ -246,14 +246,14 @@ async def test_a_call_waits_no_longer_than_its_limit_whatever_it_asks(ground: An
         assert account.silent == {ground.node}
         took = port.monotonic() - began
         assert account.seconds(port.monotonic()) <= took
-    assert limit - 0.01 < took < PATIENCE / 2
+    assert limit - 0.01 < took < LIMIT / 2
     if ground.is_simulated:
         assert took < limit + 0.3, "beside the limit there is a moment for a server that was not asked yet"
 
 
 @on(NETWORK)
 async def test_a_call_with_a_shorter_limit_than_an_answer_may_take_ends_with_it(ground: Any) -> None:
-    port = ground.open(timeout=PATIENCE, retry_for=SHORT)
+    port = ground.open(timeout=LIMIT, retry_for=SHORT)
     await ground.again(port.open)
     ground.freeze()
     for _ in range(2):  # on an existing connection, and on a new one
@@ -261,7 +261,7 @@ async def test_a_call_with_a_shorter_limit_than_an_answer_may_take_ends_with_it(
         with waited.call(), pytest.raises(WarmUnavailable):
             await port.command(b"ECHO", ground.key("lost"))
         took = port.monotonic() - began
-        assert SHORT - 0.01 < took < (SHORT + 0.1 if ground.is_simulated else PATIENCE / 2)
+        assert SHORT - 0.01 < took < (SHORT + 0.1 if ground.is_simulated else LIMIT / 2)
         ground.drop(port)
         await ground.pause()
 

@@ -17,7 +17,7 @@ import pytest
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.port import waited
 from distributed_state.port.background import REPLICA, Stopped
-from tests.contracts.grounds import EMBEDDED, EVERY, NETWORK, PATIENCE, REAL, SIMULATED, on
+from tests.contracts.grounds import EMBEDDED, EVERY, LIMIT, NETWORK, REAL, SIMULATED, on
 
 SHORT = 0.5  # seconds, for tests that wait for an answer that never comes
 seen: ContextVar[str] = ContextVar("seen", default="nothing")
@@ -56,7 +56,7 @@ async def test_a_signal_stays_set_until_it_is_cleared(ground: Any) -> None:
 @on(EVERY)
 async def test_a_signal_wakes_all_who_wait_whoever_sets_it(ground: Any) -> None:
     signal = ground.port.signal()
-    waiting = [ground.begin(signal.wait(*limit)) for limit in ((), (PATIENCE,), ())]
+    waiting = [ground.begin(signal.wait(*limit)) for limit in ((), (LIMIT,), ())]
 
     async def job() -> None:
         signal.set()
@@ -82,7 +82,7 @@ async def test_a_signal_that_is_cleared_before_a_waiter_looks_does_not_end_its_w
 
 @on(EVERY, face="asyncio")
 async def test_waits_of_a_task_end_when_it_is_cancelled(ground: Any) -> None:
-    for work in (ground.port.signal().wait(), ground.port.sleep(PATIENCE)):
+    for work in (ground.port.signal().wait(), ground.port.sleep(LIMIT)):
         waiting = ground.begin(work)
         await ground.pause()
         waiting.cancel()
@@ -295,7 +295,7 @@ async def test_a_job_ends_where_it_waits_once_it_is_asked_to(ground: Any, way: s
         try:
             begun.set()
             while True:
-                await (signal.wait() if way == "signal" else port.sleep(PATIENCE if way == "sleep" else 0))
+                await (signal.wait() if way == "signal" else port.sleep(LIMIT if way == "sleep" else 0))
         except BaseException as error:
             ends.append(type(error))
             raise
@@ -367,7 +367,7 @@ async def test_a_job_that_stops_itself_does_not_wait_for_itself_and_waits_for_ot
 
     async def other() -> None:
         try:
-            await port.sleep(PATIENCE)
+            await port.sleep(LIMIT)
         except Stopped:
             await port.command(b"ECHO", b"the last")
             order.append("other")
@@ -394,7 +394,7 @@ async def test_all_jobs_are_asked_to_end_but_those_of_a_user(ground: Any) -> Non
 
     async def job() -> None:
         try:
-            await port.sleep(PATIENCE)
+            await port.sleep(LIMIT)
         finally:
             ends.append("ours")
 
@@ -421,7 +421,7 @@ async def test_a_job_of_a_users_runs_where_its_maker_does_and_is_stopped(ground:
     async def job() -> None:
         found.append((port.suspends, port.here(), seen.get(), REPLICA.get()))
         try:
-            await port.sleep(PATIENCE)
+            await port.sleep(LIMIT)
         except BaseException as error:
             await port.command(b"ECHO", b"the last")
             found.append(type(error))
@@ -446,7 +446,7 @@ async def test_a_job_of_a_users_that_stops_itself_does_not_wait_for_itself(groun
         await jobs[0].stop()
         found.append("asked")
         try:
-            await port.sleep(PATIENCE)
+            await port.sleep(LIMIT)
         except BaseException as error:
             found.append(type(error))
             raise
@@ -467,7 +467,7 @@ async def test_a_guard_interrupts_the_body_and_knows_its_own_cancellation(ground
     async def body() -> str:
         guards.append(ground.port.guard())
         try:
-            await ground.port.sleep(PATIENCE)
+            await ground.port.sleep(LIMIT)
         except asyncio.CancelledError as error:
             if guards[-1].leave(error):
                 await ground.port.sleep(0)
@@ -606,7 +606,7 @@ async def test_jobs_that_are_spawned_after_the_end_are_asked_to_end(ground: Any)
 
     async def job() -> None:
         try:
-            await port.sleep(PATIENCE)
+            await port.sleep(LIMIT)
         except Stopped:
             found.append("before")
             raise
@@ -614,7 +614,7 @@ async def test_jobs_that_are_spawned_after_the_end_are_asked_to_end(ground: Any)
     async def late() -> None:
         found.append(await port.command(b"ECHO", b"a thread may still say something"))
         try:
-            await port.sleep(PATIENCE)
+            await port.sleep(LIMIT)
         except Stopped:
             found.append("after")
             raise
@@ -653,7 +653,7 @@ async def test_jobs_that_wait_for_a_silent_server_are_given_up_within_the_limit_
     await spawned.stop()
     took = port.monotonic() - before
     assert len(errors) == 2 or ground.is_simulated
-    assert took < (SHORT + 0.2 if ground.is_simulated else PATIENCE / 2)
+    assert took < (SHORT + 0.2 if ground.is_simulated else LIMIT / 2)
     await port.close()
 
 

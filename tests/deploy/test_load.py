@@ -175,7 +175,7 @@ def test_a_missed_threshold_and_a_fleet_that_is_not_there_fail() -> None:
     code, output = load("--url", url, *SHORT)
     assert (code, output) == (2, f"nobody listens at {url}\n")
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        code, output = load("--url", f"127.0.0.1:{silent.getsockname()[1]}", *SHORT, "--patience", "0.2")
+        code, output = load("--url", f"127.0.0.1:{silent.getsockname()[1]}", *SHORT, "--retry-for", "0.2")
     assert code == 1
     assert "100.00% failed" in output
 

@@ -294,8 +294,8 @@ class Worker:
         return answer, {"id": f"c{len(self.asked)}", "version": len(self.asked), "error": "Some"}
 
 
-def caller(worker: Worker, patience: float = 5.0) -> Caller:
-    return Caller(worker, SOURCE, Recorder(0.0), "run", 0, patience)  # type: ignore[arg-type]
+def caller(worker: Worker, retry_for: float = 5.0) -> Caller:
+    return Caller(worker, SOURCE, Recorder(0.0), "run", 0, retry_for)  # type: ignore[arg-type]
 
 
 def test_a_turn_is_repeated_under_its_own_id_until_it_is_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +312,7 @@ def test_a_turn_is_repeated_under_its_own_id_until_it_is_acknowledged(monkeypatc
 
 
 def test_a_turn_that_was_given_up_is_kept_as_uncertain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scenarios, "_PAUSE", 60)  # beyond its patience, so that it gives up at the first
+    monkeypatch.setattr(scenarios, "_PAUSE", 60)  # beyond its retry_for, so that it gives up at the first
     calls = caller(Worker(201, 503))
     with pytest.raises(TimeoutError, match="503 Some"):
         asyncio.run(Chat(calls, 1).request(time.monotonic()))

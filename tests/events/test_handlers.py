@@ -221,7 +221,7 @@ def core_share(store: Any) -> list[int]:
     return list(group._assignment.mine)
 
 
-async def hung(opener: Any, monkeypatch: Any, patience: float = 10.0) -> tuple[list[int], list[int]]:
+async def hung(opener: Any, monkeypatch: Any, limit: float = 10.0) -> tuple[list[int], list[int]]:
     """One of two members hangs at the first event that it gets; what each was given when all is handled."""
     monkeypatch.setattr(consumer, "_TEAM_SECONDS", 0.6)
     settings = {"handler_timeout": 1.0, "partitions": 8}
@@ -242,7 +242,7 @@ async def hung(opener: Any, monkeypatch: Any, patience: float = 10.0) -> tuple[l
         for n in range(40):
             await stores[1].emit("a", {"n": n}, subject=f"subject {n}")
         await until(lambda: given[0])
-        await until(lambda: set(given[1]) == set(range(40)), patience)
+        await until(lambda: set(given[1]) == set(range(40)), limit)
         over.set()
         await until(lambda: group_of(stores[0])._assignment.mine)
         await until(lambda: not group_of(stores[1])._assignment.excess)

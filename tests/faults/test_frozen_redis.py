@@ -58,13 +58,13 @@ class Place:
         self.made: Any = None
         self.entered: Any = None
 
-    async def write(self, patient: Any) -> None:
+    async def write(self, retrying: Any) -> None:
         """Through a store that has time: on a busy machine half a second is little."""
-        session = patient.session(self.id, user=f"u{self.id}")
+        session = retrying.session(self.id, user=f"u{self.id}")
         await session.write(set={"a": 1, "o": {}, "l": []}, append=[said("hi")], items=[put(1)])
         await session.checkpoint("here")
         await session.set("a", 2)  # something to archive
-        await patient.session(self.typed.id, schema=Trip).create(Trip())
+        await retrying.session(self.typed.id, schema=Trip).create(Trip())
 
     async def opened(self, name: str) -> bool:
         """Whether what the call is inside of is open now."""
@@ -299,10 +299,10 @@ async def how_long(opener: Any, server: Any, names: list[str], **more: Any) -> d
     """How long each call took while Redis stood still, and what came of it."""
     opener.url = server.url
     store = await until(lambda: opened(opener, **more))
-    patient = await opener(**GIVEN | {"retry_for": 30.0})
+    retrying = await opener(**GIVEN | {"retry_for": 30.0})
     places = {name: Place(opener, store, uuid.uuid4().hex) for name in names}
     for place in places.values():
-        await place.write(patient)
+        await place.write(retrying)
     for name, place in places.items():
         await until(lambda: place.opened(name))  # noqa: B023 - it is waited for
     few = asyncio.Semaphore(AT_ONCE)
@@ -362,9 +362,13 @@ async def test_each_operation_is_answered_in_time_while_redis_does_not_answer(fa
     """The head of a stream of events as well."""
     given = {"archive": f"sqlite:///{tmp_path}/a.db", "access": callers_policy(), "search": True}
     with redis_server() as server:
-        async with AsyncStateStore.open(server.url, **GIVEN | given | {"retry_for": 30.0}) as patient:
+        async with AsyncStateStore.open(server.url, **GIVEN | given | {"retry_for": 30.0}) as retrying:
             for number in range(len(OPERATIONS)):
-                for record in (patient.session(f"c{number}"), patient.user(f"c{number}"), patient.task(f"c{number}")):
+                for record in (
+                    retrying.session(f"c{number}"),
+                    retrying.user(f"c{number}"),
+                    retrying.task(f"c{number}"),
+                ):
                     await record.write(set={"n": 1}, items=[put(1)])
         store = await until(lambda: opened_here(server.url, given))
         served = Served(store, Access(tokens=True))

@@ -253,8 +253,8 @@ def drop(store: Any, id: str) -> None:
 async def test_without_the_watch_a_frozen_server_is_waited_for(opener: Any, monkeypatch: Any) -> None:
     """The control of those that freeze it: nothing else notices. It is the watch that ends the wait."""
     with own_database(opener) as server:
-        monkeypatch.setattr(connections.Patience, "_watch", lambda self: None)
-        monkeypatch.setattr(connections.Patience, "require_life", lambda self: None)
+        monkeypatch.setattr(connections.Watcher, "_watch", lambda self: None)
+        monkeypatch.setattr(connections.Watcher, "require_life", lambda self: None)
         store = await begun(opener, archiver=False)
         await store.session("unseen").exists()  # its connection is in the pool
         server.pause()

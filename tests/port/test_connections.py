@@ -175,7 +175,7 @@ async def test_a_wire_gives_errors_as_messages_and_ends_with_ours(ends: Any) -> 
         await wire.receive()
 
 
-class Impatient(Socket):
+class Hurried(Socket):
     """One whose server speaks when nothing was heard in time for the third time."""
 
     __slots__ = ("missed", "server")
@@ -193,7 +193,7 @@ class Impatient(Socket):
 async def test_a_wire_may_be_silent_for_longer_than_an_answer_may_take(ends: Any) -> None:
     """Where little happens there is little to hear; whether the server is there, its owner asks by other means."""
     ours, server = ends
-    connection = Impatient(Connected(ours), 0.01)
+    connection = Hurried(Connected(ours), 0.01)
     connection.server, connection.missed = server, 0
 
     def end_if_stopped() -> None:

@@ -68,7 +68,7 @@ def test_servers_that_are_named_are_used_and_a_forgotten_event_is_found(
     """The negative control: one replica leaves an event out of its notes, and the verdict turns."""
     url, shown = servers.redis("redis").url, Console(file=io.StringIO(), width=80)
     screen = Screen(shown)
-    plan = Plan(url=url, archive=archive_url, keep=tmp_path, patience=2.0, program=(sys.executable, str(FORGETFUL)))
+    plan = Plan(url=url, archive=archive_url, keep=tmp_path, wait=2.0, program=(sys.executable, str(FORGETFUL)))
     report = lifecycle(plan, screen)
     screen.close(report)
     missed = [text for text in report.differences if "missed" in text]

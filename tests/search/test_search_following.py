@@ -82,7 +82,7 @@ async def test_without_the_trigger_what_is_erased_would_stand_there(opener: Any)
     assert any("search_documents" in place for place in standing(opener))
 
 
-async def erased_while_it_is_indexed(opener: Any, monkeypatch: Any, patience: float, *control: str) -> bool:
+async def erased_while_it_is_indexed(opener: Any, monkeypatch: Any, limit: float, *control: str) -> bool:
     """A follower has written what a record says and not committed it; the record is erased; whether that waited."""
     store = await searching(opener, archive_every=0.02)
     run_sql(opener, *control)
@@ -99,7 +99,7 @@ async def erased_while_it_is_indexed(opener: Any, monkeypatch: Any, patience: fl
     monkeypatch.setattr(search_index, "write", paused)
     await until(written.is_set)
     forgetting = asyncio.create_task(store.forget("u1"))
-    await asyncio.wait([forgetting], timeout=patience)
+    await asyncio.wait([forgetting], timeout=limit)
     waited = not forgetting.done()
     go_on.set()
     await forgetting

@@ -58,9 +58,9 @@ def lenient(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 @pytest.fixture(scope="module")
-def patient(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+def byte_a_second(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     """A worker that gives clients as little time as `strict`, and is content with a byte a second."""
-    with Target(options(servers, tmp_path_factory.mktemp("patient")), *QUICK[:-1], "1", *LARGE) as target:
+    with Target(options(servers, tmp_path_factory.mktemp("byte_a_second")), *QUICK[:-1], "1", *LARGE) as target:
         yield target
 
 
@@ -169,13 +169,13 @@ def test_half_bodies_hold_no_more_memory_than_they_may(strict: Target, lenient: 
 
 
 @pytest.mark.wide
-def test_a_body_that_trickles_ends_too(strict: Target, patient: Target) -> None:
+def test_a_body_that_trickles_ends_too(strict: Target, byte_a_second: Target) -> None:
     def ends(target: Target, seconds: float) -> bool:
         with attacks.held(attacks.begun_bodies(target, 1)) as (slow,):
             return _soon(lambda: attacks.closed(slow) or not slow.send(b" "), seconds)
 
     assert ends(strict, 10)
-    assert not ends(patient, 2), "it gives as long for the first byte, and each that comes is fast enough"
+    assert not ends(byte_a_second, 2), "it gives as long for the first byte, and each that comes is fast enough"
 
 
 def test_bodies_that_do_not_come_take_no_slots(strict: Target) -> None:
@@ -279,7 +279,7 @@ def test_clients_that_do_not_read_are_disconnected(strict: Target, lenient: Targ
 
 
 @pytest.mark.wide
-def test_an_answer_that_is_read_too_slowly_ends_too(strict: Target, patient: Target) -> None:
+def test_an_answer_that_is_read_too_slowly_ends_too(strict: Target, byte_a_second: Target) -> None:
     """Though what the kernel keeps for the client comes to an end long after it."""
 
     def ends(target: Target, seconds: float) -> bool:
@@ -288,7 +288,7 @@ def test_an_answer_that_is_read_too_slowly_ends_too(strict: Target, patient: Tar
             return _soon(lambda: target.descriptors() <= before or not slow.recv(4096), seconds)
 
     assert ends(strict, 10)
-    assert not ends(patient, 2)
+    assert not ends(byte_a_second, 2)
 
 
 @pytest.mark.soak

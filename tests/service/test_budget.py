@@ -52,7 +52,7 @@ async def test_a_request_waits_until_others_give_back_what_they_took() -> None:
 
 
 async def test_a_request_that_waits_in_vain_is_told_when_to_come_back() -> None:
-    budget = Budget(MOST, patience=0.01)
+    budget = Budget(MOST, wait=0.01)
     await full(budget)
     before = budget.held
     with pytest.raises(HTTPException) as refused:
@@ -94,7 +94,7 @@ async def test_a_request_larger_than_the_budget_goes_alone() -> None:
 async def test_a_large_request_is_not_overtaken_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(budgets, "_OVERTAKEN", 0.05)
     monkeypatch.setattr(budgets, "_PRESSING", 0.01)
-    budget = Budget(MOST, patience=60)
+    budget = Budget(MOST, wait=60)
     over = False
 
     async def ask_again_and_again(party: str) -> None:
@@ -187,7 +187,7 @@ async def test_a_slow_reader_makes_room_for_others_of_its_party(monkeypatch: pyt
 
 
 async def _crowd(sizes: list[tuple[int, int, int]]) -> None:
-    budget = Budget(MOST, patience=60)
+    budget = Budget(MOST, wait=60)
     most = 0
 
     async def ask(party: int, size: int, ends: int) -> None:

@@ -19,7 +19,7 @@ SERVICE = "main"
 NAMES = tuple(f"sentinel{at}:26379" for at in range(3))
 _QUORUM = 2
 _EVERY = 0.1  # seconds between two checks of the servers
-_PATIENT = 0.4  # seconds for which a primary may be silent
+_SILENT_FOR = 0.4  # seconds for which a primary may be silent
 
 
 @dataclass(eq=False)
@@ -107,7 +107,7 @@ class Sentinels:
             self._missed = None
         elif self._missed is None:
             self._missed = world.now
-        elif world.now - self._missed >= _PATIENT and not self._electing:
+        elif world.now - self._missed >= _SILENT_FOR and not self._electing:
             self._electing = True
             world.after(world.chance.uniform(0.0, 0.4), self._elect)
         for node in self.group.nodes():

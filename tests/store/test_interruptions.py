@@ -116,7 +116,7 @@ def interrupted_at_every_point(store: StateStore, enter: Enter, every: int = 1) 
                 held_for(lease, with_a_body(store, id))
         except Interrupted as interrupted:
             error = interrupted  # kept, with all frames that it shows
-        assert waited.present() is None, (steps.where, error)  # else the next call would go on with this one's patience
+        assert waited.present() is None, (steps.where, error)  # else the next call would count this one's waiting
         assert not is_held(store, id), (steps.where, error)
         count += 1
     return count

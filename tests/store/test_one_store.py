@@ -284,7 +284,7 @@ async def test_blocking_code_waits_for_no_handler_of_the_loop_that_it_holds_up(
     blocking.ready()
     await aio.emit("a", {"n": 1})
     await began.wait()
-    monkeypatch.setattr(handlers, "_PATIENCE", 0.1)
+    monkeypatch.setattr(handlers, "_CLOSING", 0.1)
     handling: Any = tiers(store).handlings[0]
     blocking.off(first)
     assert not handling._idle._set
@@ -302,7 +302,7 @@ async def test_a_handler_in_a_thread_may_take_itself_off_by_the_blocking_face(
 ) -> None:
     """It would wait for itself; it is the task's, though the thread is another."""
     aio, blocking = faces(store)
-    monkeypatch.setattr(handlers, "_PATIENCE", 60.0)
+    monkeypatch.setattr(handlers, "_CLOSING", 60.0)
     over: list[Any] = []
 
     def once(event: Any) -> None:

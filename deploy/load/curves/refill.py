@@ -19,16 +19,16 @@ from distributed_state.programs.servers import redis_server
 
 _GROUP = 500
 _ROUNDS = 3
-_PATIENCE = 120.0  # seconds
+_LIMIT = 120.0  # seconds
 _MOST = 5_000  # records that are read singly, for the alternative
 
 
 def _until(store: StateStore, entries: range) -> None:
     """Wait until the store has so many records in hot."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _LIMIT
     while store.admin.stats()["hot_entries"] not in entries:
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{store.admin.stats()['hot_entries']} records are in hot, after {_PATIENCE:g} s")
+            raise TimeoutError(f"{store.admin.stats()['hot_entries']} records are in hot, after {_LIMIT:g} s")
         time.sleep(0.002)
 
 

@@ -71,9 +71,9 @@ def _found(store: StateStore, record: str, rows: Rows, warm: frozenset[str]) -> 
     count = version = 0
     try:
         session = store.session(record)
-        fields = _patiently(lambda: session.get_all(fresh=True))
-        version = _patiently(lambda: session.version(fresh=True))
-        shown = [name for message in _patiently(session.raw_messages) for name in names_in(message["content"])]
+        fields = _with_retry(lambda: session.get_all(fresh=True))
+        version = _with_retry(lambda: session.version(fresh=True))
+        shown = [name for message in _with_retry(session.raw_messages) for name in names_in(message["content"])]
         count = fields.get("n", 0)
     except StateError as error:
         problem = f"{type(error).__name__}: {error}"
@@ -100,7 +100,7 @@ def _in_redis(server: RedisServer) -> Iterator[str]:
                 return
 
 
-def _patiently(read: Callable[[], Any]) -> Any:
+def _with_retry(read: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + _READ
     while True:
         try:

@@ -104,7 +104,7 @@ class BlockingProcess(Process):
         for level in self.asked:
             try:
                 settings = self.settings_of(level, not stores)
-                stores[level] = patient(lambda given=settings: StateStore.open(**given))  # type: ignore[misc]
+                stores[level] = with_retry(lambda given=settings: StateStore.open(**given))  # type: ignore[misc]
                 stack.callback(stores[level].close)
             except ConfigurationError as error:
                 self.refused(level, error)
@@ -215,7 +215,7 @@ def follow(clock: Path) -> None:
     threading.Thread(target=look, daemon=True).start()
 
 
-def patient(opened: Callable[[], Any]) -> Any:
+def with_retry(opened: Callable[[], Any]) -> Any:
     """Open, and again while a server is away: who takes a killed worker's place may come before the servers do."""
     deadline = time.monotonic() + _OPENS_FOR
     while True:

@@ -58,10 +58,10 @@ def lifecycle(plan: Plan, screen: Screen) -> Report:
         show.run()
         with screen.waiting("comparing what each replica received with the stream and with SQL"):
             heard = {each.id for each in store.admin.audit(after="oldest", limit=_MOST)}
-            them.until(lambda: all(heard <= _ids(each) for each in them), plan.patience)
+            them.until(lambda: all(heard <= _ids(each) for each in them), plan.wait)
             them.end()
             audited = store.admin.audit(after="oldest", limit=_MOST)
-            stream = _stream(store, {each.id for each in audited}, plan.patience)
+            stream = _stream(store, {each.id for each in audited}, plan.wait)
             accounts = [account(each.name, read(each.notes)) for each in them]
         found = show.differences + differences(stream, audited, accounts)
         found += [f"{each.name}: ended with exit code {each.exit_code}" for each in them if each.exit_code]
@@ -88,13 +88,13 @@ def lifecycle(plan: Plan, screen: Screen) -> Report:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Where to run, and how slowly; `patience` limits the waits of fast operations, `program` starts a replica."""
+    """Where to run, and how slowly; `wait` limits the waits of fast operations, `program` starts a replica."""
 
     url: str | None = None
     archive: str | None = None
     keep: Path | None = None
     pause: float = 0.0
-    patience: float = 10.0
+    wait: float = 10.0
     program: Sequence[str] = PROGRAM
 
     def __post_init__(self) -> None:
@@ -186,10 +186,10 @@ class Show:
             self.fleet.start(victim)
             done = self.fleet.until(
                 lambda: self.missed <= _ids(victim) and len(victim.of(HOOK)) - start >= hooks,
-                self.plan.patience,
+                self.plan.wait,
             )
         if not done:
-            self.differences.append(f"{VICTIM}: did not receive all missed events within {self.plan.patience:g} s")
+            self.differences.append(f"{VICTIM}: did not receive all missed events within {self.plan.wait:g} s")
         model = victim.of(START)[-1]["model"]
         self.screen.caught_up(VICTIM, len(self.missed), model, victim.of(HOOK)[start:])
         self._rest()
@@ -213,11 +213,9 @@ class Show:
             return any(it["hook"] == hook for it in new(each)) and len(each.of(EVENT)) > marks[each.name][1]
 
         living = [each for each in self.fleet if each.name in marks]
-        if hook and not self.fleet.until(lambda: all(has(each) for each in living), self.plan.patience):
+        if hook and not self.fleet.until(lambda: all(has(each) for each in living), self.plan.wait):
             late = " and ".join(each.name for each in living if not has(each))
-            self.differences.append(
-                f"step {len(self.steps)}: {late} did not receive it within {self.plan.patience:g} s"
-            )
+            self.differences.append(f"step {len(self.steps)}: {late} did not receive it within {self.plan.wait:g} s")
         if hook:
             self.screen.heard({each.name: new(each) if each.name in marks else None for each in self.fleet})
         self._rest()

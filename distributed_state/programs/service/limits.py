@@ -405,13 +405,13 @@ _LARGE_BLOCK = 256 * 1024
 class Budget:
     """A number of bytes: at most three quarters for answers, at least a quarter for bodies."""
 
-    def __init__(self, most: int, patience: float = 10.0) -> None:
+    def __init__(self, most: int, wait: float = 10.0) -> None:
         self.most = most
         self.arrived = 0
         """Bytes of bodies, of the values made from them, and of answers that no request has taken bytes for."""
         self.buffered = 0
         """Bytes that streams of events have not sent yet."""
-        self._patience = patience
+        self._wait = wait
         self._parties: Counter[str] = Counter()  # bytes taken by each party, without small amounts
         self._large = self._small = 0
         self._all: dict[Taken, None] = {}  # the oldest first
@@ -459,7 +459,7 @@ class Budget:
 
     async def _granted(self, waiting: _Waiting) -> None:
         loop = asyncio.get_running_loop()
-        until = waiting.since + self._patience
+        until = waiting.since + self._wait
         while (left := until - loop.time()) > 0:
             await asyncio.wait((waiting.granted,), timeout=min(left, _PRESSING))
             if waiting.granted.done():

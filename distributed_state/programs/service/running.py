@@ -176,7 +176,7 @@ async def _run(
         serving = asyncio.gather(*(server.serve(sockets=[listener]) for listener, server in servers.items()))
         watching = [asyncio.create_task(each.watch()) for each in connections.values()]
         try:
-            store = await _unless(stopping, open_patiently(open_store, wait, service.wait_for))
+            store = await _unless(stopping, open_with_retry(open_store, wait, service.wait_for))
             if store is not None:
                 service.begin(store)
                 # A full garbage collection would scan everything loaded so far, and block all answers meanwhile.
@@ -215,7 +215,7 @@ def config_of(application: Starlette, connections: Connections) -> uvicorn.Confi
     )  # fmt: skip
 
 
-async def open_patiently(
+async def open_with_retry(
     open_store: Callable[[], Awaitable[AsyncStateStore]], wait: float, held_up: Callable[[str], None]
 ) -> AsyncStateStore:
     """Open a store, retrying for `wait` seconds; `held_up` is called with the server that does not answer."""

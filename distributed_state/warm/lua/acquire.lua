@@ -8,7 +8,7 @@
         ttl_ms      of the lock
         place       '' = do not queue; else this waiter's name, unique
         order       '' = a new place, else the score that an earlier call returned
-        patience_ms a waiter that does not come back within this is skipped
+        waiter_ms a waiter that does not come back within this is skipped
         grace_ms    a waiter that is offered the lock is skipped if it does not come within this
         seize       '' = never; else take the lock at once: from a holder whose name ends in '!' and not in this text; or
                     with 'token@', from the holder of that token
@@ -19,7 +19,7 @@
 ]]
 local lock, wait, meta, record, channel, lock_channel, leases = unpack(KEYS)
 local data_id, mode, holder, ttl_ms, place, order = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
-local patience_ms, grace_ms, seize = ARGV[7], ARGV[8], ARGV[9]
+local waiter_ms, grace_ms, seize = ARGV[7], ARGV[8], ARGV[9]
 -- @include clock
 -- @include epoch
 -- @include same_data
@@ -67,6 +67,6 @@ if order == '' then
   local tail = redis.call('ZRANGE', wait, -1, -1, 'WITHSCORES')
   order = format('%d', math.max(now[1] * 1000000 + now[2], (tail[2] or 0) + 1))
 end
-redis.call('ZADD', wait, order, format('%d', now_ms + patience_ms) .. ':' .. place)
-redis.call('PEXPIRE', wait, format('%d', patience_ms * 2))
+redis.call('ZADD', wait, order, format('%d', now_ms + waiter_ms) .. ':' .. place)
+redis.call('PEXPIRE', wait, format('%d', waiter_ms * 2))
 return {'wait', held or '', left, order}

@@ -132,7 +132,7 @@ async def test_a_lock_is_not_given_back_for_longer_than_it_lives(opener: Any) ->
 
 
 @pytest.mark.replicas
-async def test_without_patience_the_same_calls_fail(opener: Any) -> None:
+async def test_without_retry_the_same_calls_fail(opener: Any) -> None:
     """Negative control."""
     with Proxy(opener.url) as proxy:
         given = {"partitions": 2, "archiver": False, "beat": 0.0, "max_staleness": 0, "durability": "memory"}
