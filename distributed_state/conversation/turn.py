@@ -3,7 +3,7 @@
 A turn holds the record's lease, so that no other worker serves the same conversation meanwhile, and costs two round
 trips: `__aenter__` takes the lease and reads the record, `__aexit__` commits the changes and releases the lease.
 
-With a request id the commit also stores the outcome, in a field of the record (`remembered_requests.py`). A turn that
+With a request id the commit also stores the outcome, in a field of the record (`request_log.py`). A turn that
 finds its request there (`_look_for_answer`) is `repeated`: it releases the lease at once and changes nothing.
 
 Design: section 13.
@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import Any, Self
 from zlib import crc32
 
-from distributed_state.conversation import agent_state, remembered_requests, window
+from distributed_state.conversation import agent_state, request_log, window
 from distributed_state.conversation.agent_state import AgentState, ToolCall
 from distributed_state.conversation.phases import DEFAULT, StateMachine
-from distributed_state.conversation.remembered_requests import name_of, remember, slot_of
+from distributed_state.conversation.request_log import name_of, slot_of
 from distributed_state.conversation.tools import Scratch, Tool, ToolRuns
 from distributed_state.conversation.turn_clock import TurnClock
 from distributed_state.conversation.turn_user import TurnUser
@@ -345,7 +345,7 @@ class AsyncTurn(Transaction):
 
     async def _look_for_answer(self, entry: CachedRecord) -> None:
         """Set `repeated` if this request was answered before, and complete its change of the user's record."""
-        found = None if self._request is None else remembered_requests.find(entry, self._request)
+        found = None if self._request is None else request_log.find(entry, self._request)
         if found is None:
             return
         _, outcome, request_id, effect = found
@@ -353,7 +353,7 @@ class AsyncTurn(Transaction):
             self.repeated = True
             self._workspace.closed = f"request {request_id!r:.200} was answered already: see `repeated` and `outcome`"
             self._outcome = outcome
-            self._answered = remembered_requests.answered_at(found)
+            self._answered = request_log.answered_at(found)
         with self._context.durable(self._durability):
             if self.repeated:
                 version = min(self._answered, entry.version)
@@ -390,7 +390,7 @@ class AsyncTurn(Transaction):
         if self._request is not None and self.request_id is not None:
             kept = [begun.version, self._outcome, self.request_id, effect]
             most = context.store.settings.remembered_requests
-            remember(most, self._workspace.changes, begun, self._request, kept)
+            request_log.add(most, self._workspace.changes, begun, self._request, kept)
         changes = self._workspace.end()
         if (effect or changes) and self._tiers.leases.lock_value(context.text) != self._lease.lock_value:
             raise self._lease.gone("nothing was sent")  # not lost, but ended with a surrounding lock

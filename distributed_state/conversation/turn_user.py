@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypedDict, TypeVar
 
-from distributed_state.conversation import remembered_requests
+from distributed_state.conversation import request_log
 from distributed_state.errors import (
     Conflict,
     Deleted,
@@ -57,7 +57,7 @@ class Effect(TypedDict):
     fields: Effects
 
 
-def forgotten(effect: Effect, entry: CachedRecord, remembered: int) -> bool:
+def forgotten(effect: Effect, entry: CachedRecord, most: int) -> bool:
     """Whether the effect may have been applied although the user's record no longer stores the request.
 
     In that case it counts as applied: the user's commit follows the session's at once, so a crash in between is rare.
@@ -65,7 +65,7 @@ def forgotten(effect: Effect, entry: CachedRecord, remembered: int) -> bool:
     if entry.version < effect["version"]:
         return True  # the user's record was purged
     marks = [(data, codec.decode_key(name)) for name, data in entry.fields.items() if name[:2] == REQUEST]
-    return len(marks) >= remembered and all(entry.codec.decode(*mark)[0] > effect["version"] for mark in marks)
+    return len(marks) >= most and all(entry.codec.decode(*mark)[0] > effect["version"] for mark in marks)
 
 
 # In the user's record
@@ -144,7 +144,7 @@ def _draft(user: RecordContext, view: Workspace, effect: Effect) -> Draft | None
         if request in view.entry.fields:
             return None
         most = user.store.settings.remembered_requests
-        remembered_requests.remember(most, view.changes, view.entry, request, [view.entry.version])
+        request_log.add(most, view.changes, view.entry, request, [view.entry.version])
     draft = view.draft("turn")
     return None if draft is None else user.sign(draft)
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Literal, Never
 
 from distributed_state.conversation.phases import DEFAULT, StateMachine
-from distributed_state.conversation.remembered_requests import name_of
+from distributed_state.conversation.request_log import name_of
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.errors import Deleted, InvalidValue, NotFound

@@ -22,7 +22,7 @@ from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from distributed_state.conversation import remembered_requests, replacing
+from distributed_state.conversation import replacing, request_log
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.errors import InvalidValue, NotFound
 from distributed_state.programs.service import requests
@@ -144,7 +144,7 @@ def _shown(id: str, shown: Shown, context: RecordContext) -> Response:
 class Turn(Body):
     """The changes of a turn: messages to add, fields and items to change, an `event` or a new `phase`.
 
-    A request with a key is remembered with `outcome`, by default the version and the phase. With the header
+    A request with a key is logged with `outcome`, by default the version and the phase. With the header
     If-None-Match the turn begins the conversation, which `user` owns; other turns take no `user`. `request_id`
     replaces the header Idempotency-Key for clients that cannot send it. `runs` are the tools and models that the client
     ran for the turn, and `seconds` the time it took; the turn's version shows both among its times. With `revive` the
@@ -186,7 +186,7 @@ class Turn(Body):
 
 
 class Turned(Answer):
-    """The version that the turn made. `outcome` is remembered for requests with a key."""
+    """The version that the turn made. `outcome` is logged for requests with a key."""
 
     version: int
     repeated: bool
@@ -244,12 +244,12 @@ async def answered_turn(asked: Asked) -> Response:
     """Read the result of a request that a turn answered."""
     session = records.handle(asked, "session")
     request = asked.request.path_params["request"]
-    name = remembered_requests.name_of(request)
+    name = request_log.name_of(request)
     entry = await records.look(session, True)
-    kept = None if name is None else remembered_requests.find(entry, name)
+    kept = None if name is None else request_log.find(entry, name)
     if kept is None:
-        raise NotFound(f"no turn is remembered of the request {request!r:.80}")
-    return _turned(remembered_requests.answered_at(kept), True, kept[1])
+        raise NotFound(f"the request log has no turn of {request!r:.80}")
+    return _turned(request_log.answered_at(kept), True, kept[1])
 
 
 # Messages

@@ -256,7 +256,7 @@ async def _swap(context: RecordContext, once: OnceOnly, given: FieldChange) -> t
     total = value if given.add is not None else None
     changes = context.changes()
     changes.set(given.key, value, until=entry.deadline(name))
-    once.remember(entry, changes, sum=total)
+    once.log(entry, changes, sum=total)
     draft = changes.draft(given.kind, expected=entry.version, epoch=entry.epoch)
     return (await context.commit(draft)).version, total
 

@@ -497,7 +497,7 @@ async def fork(scope: Scope, asked: Asked, given: Fork) -> Response:
     entry = await target.read(True, VERSION) if once.key is not None else None
     done = None if entry is None else once.answered(entry)
     if done is None:
-        note = None if entry is None else partial(once.remember, entry)
+        note = None if entry is None else partial(once.log, entry)
         try:
             async with copying(asked.caller.party):
                 version = await restoring.fork(source, id, given.version, given.branch, note=note)

@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from distributed_state.conversation import remembered_requests
+from distributed_state.conversation import request_log
 from distributed_state.errors import AccessDenied, Conflict, Deleted, InvalidValue, NotFound, TooLarge
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import waited
@@ -196,7 +196,7 @@ async def _once(once: OnceOnly, context: RecordContext, change: Write) -> Done:
         done = once.answered(entry)
         if done is not None:
             return Done(done.version, True, done.found.get("results", {}), done.found.get("first_message"))
-        note = partial(once.remember, entry, **_foreseen(entry, draft, changes))
+        note = partial(once.log, entry, **_foreseen(entry, draft, changes))
         try:
             once.conditions.check(entry.version, entry.deleted)
             return await _commit(context, change, once.conditions, note, entry.version)
@@ -316,26 +316,26 @@ class OnceOnly:
     def of(cls, asked: Asked, context: RecordContext, *others: str) -> OnceOnly:
         """Describe this request to a record; `others` are ids that it also names. Raises InvalidValue for a bad key."""
         key = key_of(asked)
-        name = remembered_requests.name_of(key) or b""
+        name = request_log.name_of(key) or b""
         digest = "" if key is None else requests.digest(asked.request, *others)
         most = context.store.settings.remembered_requests
         return cls(key, name, digest, most, conditions_of(asked.request))
 
     def answered(self, entry: CachedRecord) -> Answered | None:
         """The stored answer, None if there is none. Raises InvalidValue if the key belongs to another request."""
-        kept = None if self.key is None else remembered_requests.find(entry, self.name)
+        kept = None if self.key is None else request_log.find(entry, self.name)
         if kept is None:
             return None
         outcome = kept[1] if isinstance(kept[1], dict) else {}
         if outcome.get(DIGEST) != self.digest:
             raise _another(self.key)
-        return Answered(remembered_requests.answered_at(kept), outcome)
+        return Answered(request_log.answered_at(kept), outcome)
 
-    def remember(self, entry: CachedRecord, changes: Changes, **found: Any) -> None:
+    def log(self, entry: CachedRecord, changes: Changes, **found: Any) -> None:
         """Store the request and its result `found` with this change, which expects the version of `entry`."""
         if self.key is not None:
             kept = [entry.version, {**found, DIGEST: self.digest}, self.key, None]
-            remembered_requests.remember(self.most, changes, entry, self.name, kept)
+            request_log.add(self.most, changes, entry, self.name, kept)
 
     # For changes that the store's own functions make
 
@@ -367,7 +367,7 @@ class OnceOnly:
     def note(self, entry: CachedRecord, changes: Changes, **found: Any) -> None:
         """Look at this version, and store the result with the change that expects it."""
         self.look(entry)
-        self.remember(entry, changes, **found)
+        self.log(entry, changes, **found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +397,7 @@ def key_of(asked: Asked) -> str | None:
     key = requests.header(asked.request, IDEMPOTENCY_KEY)
     if not key.isascii():
         raise InvalidValue(f"{IDEMPOTENCY_KEY} is ASCII, not {key!r:.80}")  # else two keys might be read as one text
-    remembered_requests.name_of(key)
+    request_log.name_of(key)
     return key
 
 

@@ -1,4 +1,4 @@
-"""Answered requests of a record, so that each is served only once. Law: a record keeps the last few, one field each.
+"""The log of a record's answered requests, so that each is served only once. Law: one field each, for the last few.
 
 The field holds a list: the version before the request's commit, and, in a session, its outcome, its id, and its changes
 to the session's user (see `turn_user`). A negative version marks a request that a fork inherited from its source.
@@ -54,7 +54,7 @@ def answered_at(kept: list[Any]) -> int:
     return max(int(kept[0]), 0) + 1
 
 
-def remember(most: int, changes: Changes, entry: CachedRecord, request: bytes, kept: list[Any]) -> None:
+def add(most: int, changes: Changes, entry: CachedRecord, request: bytes, kept: list[Any]) -> None:
     """Note that a request was answered, and drop old requests so that `most` are kept."""
     form = entry.codec
     changes.reserved(request, form.encode(kept, codec.decode_key(request)))
