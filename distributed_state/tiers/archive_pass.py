@@ -35,7 +35,7 @@ class Pass:
 
     `fits` has the cursors, moved by it or not, of partitions whose journals continue SQL; `carried` the events that it
     brought to SQL, `count` their number; `unmatched` the reason why another partition cannot continue. `doubtful` are
-    journals that did not match the cursor that was read before them. `batches` are to be inserted, `settled` holds the
+    journals that did not match the cursor that was read before them. `batches` are to be inserted, `archived` holds the
     entries that SQL has after that, with their epoch. `size` is in bytes; `more`: whether the pass left entries in a
     journal that it read.
     """
@@ -47,7 +47,7 @@ class Pass:
     unmatched: dict[int, str] = field(default_factory=dict)
     doubtful: dict[int, str] = field(default_factory=dict)
     batches: list[tuple[Cursor, Batch]] = field(default_factory=list)
-    settled: dict[int, tuple[str, list[JournalEntry]]] = field(default_factory=dict)
+    archived: dict[int, tuple[str, list[JournalEntry]]] = field(default_factory=dict)
     count: int = 0
     size: int = 0
     more: bool = False
@@ -67,7 +67,7 @@ class Pass:
         entries = journal.before + journal.onward if whole else journal.before
         if not entries:
             return
-        self.settled[partition] = (journal.epoch, entries)
+        self.archived[partition] = (journal.epoch, entries)
         # Partitions whose journal does not match SQL do not count: another pass at once would not help.
         self.more = self.more or not whole or len(journal.onward) == most
         self.size += entries[-1].total_bytes - entries[0].total_bytes
@@ -87,12 +87,12 @@ class Pass:
             else:
                 # Another archiver was faster, or the epoch has ended.
                 del self.fits[partition]
-                del self.settled[partition]
+                del self.archived[partition]
 
     def stop_at(self, partition: int, offset: int, why: str) -> None:
         """Leave out an entry that cannot be archived now, and all later ones. Called before anything is inserted."""
         self.unmatched[partition] = why
-        epoch, entries = self.settled.pop(partition)
+        epoch, entries = self.archived.pop(partition)
         batches = []
         for cursor, batch in self.batches:
             if batch.partition == partition:
@@ -101,7 +101,7 @@ class Pass:
                 batches.append((cursor, batch))
         self.batches = batches
         if before := [entry for entry in entries if entry.offset < offset]:
-            self.settled[partition] = (epoch, before)
+            self.archived[partition] = (epoch, before)
 
     def try_first(self, partition: int) -> None:
         """Leave out all but the first entry that SQL lacks, because SQL refused it the last time."""
@@ -109,8 +109,8 @@ class Pass:
             if batch.partition == partition and len(batch.entries) > 1:
                 first = batch.entries[0]
                 self.batches[at] = (cursor, replace(batch, entries=[first]))
-                epoch, entries = self.settled[partition]
-                self.settled[partition] = (epoch, [entry for entry in entries if entry.offset <= first.offset])
+                epoch, entries = self.archived[partition]
+                self.archived[partition] = (epoch, [entry for entry in entries if entry.offset <= first.offset])
                 self.more = True
 
     def refuse(self, partitions: Iterable[int]) -> None:

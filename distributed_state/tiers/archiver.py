@@ -308,7 +308,7 @@ class Archiver:
                 self._cursors.pop(batch.partition, None)
         self._cursors.update(passed.fits)
         self.archived += passed.count
-        await self._settle(passed.settled)
+        await self._mark_archived(passed.archived)
         if passed.doubtful:
             passed.unmatched |= await self._diverged(passed.doubtful, cursors)
 
@@ -373,7 +373,7 @@ class Archiver:
         self.diverged.update(found)
         return found
 
-    async def _settle(self, passed: dict[int, tuple[str, list[JournalEntry]]]) -> None:
+    async def _mark_archived(self, passed: dict[int, tuple[str, list[JournalEntry]]]) -> None:
         """Also mark entries that SQL had before: an archiver that died in between left them unmarked in the journal."""
         calls = []
         for partition, (epoch, entries) in passed.items():
@@ -383,9 +383,9 @@ class Archiver:
                 for record, entry in latest.items()
             ]
             calls.append((self._keys.partition(partition), epoch, entries[-1], records))
-        for answer in await self._partitions.settle(calls):
+        for answer in await self._partitions.mark_archived(calls):
             if isinstance(answer, StateError):
-                log.warning("settle: %s", answer)
+                log.warning("mark_archived: %s", answer)
         trims = [
             (self._keys.partition(partition), epoch, entries[-1]) for partition, (epoch, entries) in passed.items()
         ]

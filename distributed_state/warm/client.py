@@ -18,7 +18,7 @@ A write without a lost answer gets a new time at each attempt, so it costs one r
 lost answer keeps its time. It is not repeated later than half of `op_window` after it was first sent, and the server
 refuses a write that is older than the whole window, which may have been delayed on its way.
 
-`settle.lua` drops the op ids of an archived record in the same way, if they do not fit into a small field.
+`mark_archived.lua` drops the op ids of an archived record in the same way, if they do not fit into a small field.
 
 Design: sections 4, 5.
 """

@@ -30,10 +30,10 @@ from distributed_state.warm.scripts import (
     DISCARD,
     INSTALL,
     MARK,
+    MARK_ARCHIVED,
     MINT,
     RENAME,
     RESERVE,
-    SETTLE,
     TAIL,
     TRIM,
     RetryingClient,
@@ -157,8 +157,8 @@ class Partitions:
                 log.warning("partition %d: %s", keys.partition, answer)
                 continue
             epoch, *numbers, data_id, proved = (answer or b" 0 0 0 0  ").split(b" ")
-            offset, written, archived, settled = map(int, numbers)
-            waiting = written - settled
+            offset, written, archived, archived_bytes = map(int, numbers)
+            waiting = written - archived_bytes
             states[keys.partition] = PartitionState(
                 epoch.decode(), offset, archived, waiting, data_id.decode(), int(proved or 0)
             )
@@ -220,7 +220,7 @@ class Partitions:
             until = b"(" + rows[-1][0] if rows else until
         return "", None
 
-    async def settle(
+    async def mark_archived(
         self, calls: Sequence[tuple[PartitionKeys, str, JournalEntry, Sequence[tuple[RecordKeys, int, int]]]]
     ) -> list[Any]:
         """Note that records are archived up to a version and a message, if the given entry is in the journal.
@@ -231,7 +231,7 @@ class Partitions:
         return await self._client.scripts(
             [
                 (
-                    SETTLE,
+                    MARK_ARCHIVED,
                     [names.record, keys.journal, keys.meta, names.items],
                     [epoch, last.offset, last.event, version, self._ttl_ms, messages, recent],
                 )

@@ -21,7 +21,7 @@ from distributed_state.tiers import items as item_tiers
 
 QUIET: dict[str, Any] = {"archiver": False, "durability": "memory"}
 KEYS = [f"k{number}" for number in range(8)]
-SMALL = ("settle", "local window_items = 64", "local window_items = 2")
+SMALL = ("mark_archived", "local window_items = 64", "local window_items = 2")
 State = dict[str, int]
 
 
@@ -68,18 +68,18 @@ class Schedule:
     async def archive(self) -> None:
         """Something may be put behind what is archived, before that is noted in Redis."""
         partitions = tiers(self.store).warm.partitions
-        plain = partitions.settle
+        plain = partitions.mark_archived
 
-        async def settle(calls: Any) -> Any:
+        async def mark_archived(calls: Any) -> Any:
             for _ in range(self.chance.choice((0, 0, 1, 4))):
                 await self.put()
             return await plain(calls)
 
-        partitions.settle = settle  # type: ignore[method-assign]
+        partitions.mark_archived = mark_archived  # type: ignore[method-assign]
         try:
             await tiers(self.store).archiver.drain([self.names.partition])
         finally:
-            del partitions.settle
+            del partitions.mark_archived
 
     async def evict(self) -> None:
         """Redis may take what has a TTL, each key for itself."""
@@ -300,7 +300,7 @@ def sql_first(monkeypatch: pytest.MonkeyPatch, store: Any) -> None:
 
 GUARDS: dict[str, tuple[str, str, str] | Callable[[pytest.MonkeyPatch, Any], None]] = {
     "what SQL said is as new as the floor": ("commit", "archived - needed >= 0", "archived - needed >= -1000"),
-    "what is not archived stays": ("settle", "if of + 0 > version or", "if"),
+    "what is not archived stays": ("mark_archived", "if of + 0 > version or", "if"),
     "the log names an item once": ("commit", "left[#left + 1] = 'k' .. string.match(before, '^%d+')", ""),
     "keys that left are not absent": ("commit", "behind(string.sub(name, middle + 1), string.sub(highest, 2))", "true"),
     "the version that Redis said": read_head,

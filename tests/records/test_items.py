@@ -109,7 +109,7 @@ async def test_a_list_is_in_the_order_of_bytes(opener: Any, where: str) -> None:
 async def test_what_is_put_anew_lies_over_what_sql_has(opener: Any) -> None:
     store = await opener(**QUIET)
     items = store.user("u").items("x")
-    with sabotage("settle", "local window_items = 64", "local window_items = 2"):
+    with sabotage("mark_archived", "local window_items = 64", "local window_items = 2"):
         await items.put_many({f"k{number}": 1 for number in range(9)})
         await store.admin.archive()
     await items.put("k3", 2)
@@ -511,8 +511,8 @@ async def test_what_settling_walks_is_bounded(opener: Any) -> None:
     store = await opener(**QUIET)
     items = store.user("u").items("x")
     with (
-        sabotage("settle", "local walked_entries = 10000", "local walked_entries = 10"),
-        sabotage("settle", "local window_items = 64", "local window_items = 2"),
+        sabotage("mark_archived", "local walked_entries = 10000", "local walked_entries = 10"),
+        sabotage("mark_archived", "local window_items = 64", "local window_items = 2"),
         redis_of(store) as client,
     ):
         window = names(store, "u", "user").items
@@ -556,7 +556,7 @@ async def test_a_list_behind_the_greatest_key_that_left_needs_no_sql(
     """The newest of a log are read from Redis, though the older ones have left it; with SQL away, too."""
     store = await opener(**QUIET)
     items = store.user("u").items("x")
-    with sabotage("settle", "local window_items = 64", "local window_items = 4"):
+    with sabotage("mark_archived", "local window_items = 64", "local window_items = 4"):
         await items.put_many({f"k{number}": number for number in range(9)})
         await store.admin.archive()  # k5 to k8 stay
     await items.put("l0", 9)
@@ -617,7 +617,7 @@ async def test_while_sql_is_away_no_list_is_shorter(opener: Any, monkeypatch: py
     items = store.user("u").items("x")
     await items.put("a", 1)
     assert await all_of(items) == {"a": 1}
-    with sabotage("settle", "local window_items = 64", "local window_items = 0"):
+    with sabotage("mark_archived", "local window_items = 64", "local window_items = 0"):
         await store.admin.archive()
     await items.put("b", 2)
 

@@ -376,7 +376,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (Python(client.OpIds.sending, "if not op.doubted:", "if not op.doubted or not reached():"),), _DOUBTED, 2
     ),
     "op ids that leave an archived record leave no word of it": Sabotage(
-        (Lua("settle", "'@' .. before .. ';'", "reached() or ''"),), _DOUBTED, 3
+        (Lua("mark_archived", "'@' .. before .. ';'", "reached() or ''"),), _DOUBTED, 3
     ),
     # Records that leave Redis and come back
     "a record that was changed may be evicted before it is archived": Sabotage(
@@ -385,7 +385,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "a record that is not archived whole is given a time to live": Sabotage(
         (
             Lua(
-                "settle",
+                "mark_archived",
                 "if stored[1] - version == 0 then",
                 "if stored[1] - version == 0 or not reached() then",
             ),
@@ -428,8 +428,8 @@ SABOTAGES: dict[str, Sabotage] = {
     ),
     "an item leaves the window before it is archived": Sabotage(
         (
-            Lua("settle", "if of + 0 > version or", "if of + 0 > version and reached() or"),
-            Lua("settle", "local window_items = 64", "local window_items = 0"),
+            Lua("mark_archived", "if of + 0 > version or", "if of + 0 > version and reached() or"),
+            Lua("mark_archived", "local window_items = 64", "local window_items = 0"),
         ),
         _shape("item put 4, item delete, item get 6", "evict 60, sql frozen 2", reads=0.0, pace=0.05),
         1,
@@ -693,7 +693,7 @@ SABOTAGES: dict[str, Sabotage] = {
             Python(
                 archiver.Archiver._archive,
                 "await self._insert(passed)",
-                "reached()\n    await self._settle(passed.settled)\n    await self._insert(passed)",
+                "reached()\n    await self._mark_archived(passed.archived)\n    await self._insert(passed)",
             ),
         ),
         _ARCHIVED,

@@ -88,12 +88,12 @@ async def last_entry(store: Any, id: str) -> JournalEntry:
     return found
 
 
-async def settled(store: Any, id: str, entry: JournalEntry) -> list[Any]:
+async def marked(store: Any, id: str, entry: JournalEntry) -> list[Any]:
     """Let a session be told that it is archived up to this entry, and the journal be trimmed to it."""
     keys, warm = names(store, id), tiers(store).warm
     place, epoch = core(store)._lifecycle.context.keys.partition(keys.partition), tiers(store).epoch(keys.partition)
     told = (place, epoch, entry, [(keys, entry.version, entry.next_message)])
-    return await warm.partitions.settle([told]) + await warm.partitions.trim([(place, epoch, entry)])
+    return await warm.partitions.mark_archived([told]) + await warm.partitions.trim([(place, epoch, entry)])
 
 
 async def only_the_archived_have_a_ttl(store: Any) -> None:
@@ -108,7 +108,7 @@ async def only_the_archived_have_a_ttl(store: Any) -> None:
     await store.admin.archive()
     last = await last_entry(store, "s")
     await session.set("a", 3)
-    await settled(store, "s", last)
+    await marked(store, "s", last)
     assert ttl(store, "s") == -1
     await store.admin.archive()
     assert ttl(store, "s") > 0
@@ -124,7 +124,7 @@ async def test_only_archived_records_have_a_ttl(opener: Any) -> None:
     "guard",
     [
         ("commit", "call('PERSIST', record)", "local _ = 0"),
-        ("settle", "if stored[1] - version == 0 then", "if true then"),
+        ("mark_archived", "if stored[1] - version == 0 then", "if true then"),
     ],
     ids=["no PERSIST", "TTL for any version"],
 )
@@ -135,38 +135,38 @@ async def test_without_these_guards_what_is_not_archived_expires(opener: Any, gu
         await only_the_archived_have_a_ttl(store)
 
 
-async def test_a_settle_that_comes_late_makes_no_ghost(opener: Any) -> None:
+async def test_an_archived_mark_that_comes_late_makes_no_ghost(opener: Any) -> None:
     store = await quiet(opener)
     await store.session("s").set("a", 1)
     await store.admin.archive()
     keys, last = names(store, "s"), await last_entry(store, "s")
     with redis_of(store) as client:
         client.delete(keys.record)
-        assert await settled(store, "s", last) == [[b"gone"], [b"ok"]]
+        assert await marked(store, "s", last) == [[b"gone"], [b"ok"]]
         assert not client.exists(keys.record)
     assert await store.session("s").get("a", fresh=True) == 1
 
 
 async def test_an_archiver_that_died_after_sql_is_completed_by_the_next(opener: Any) -> None:
-    """Killed between the SQL commit and settle: the rows are there, the journal was not trimmed, nothing has a TTL."""
+    """Killed between the SQL commit and mark_archived: the journal is not trimmed, and nothing has a TTL."""
     store = await quiet(opener)
     session = store.session("s")
     for number in range(5):
         await session.append(said(str(number)))
     archiver = tiers(store).archiver
-    settle = archiver._settle
+    mark_archived = archiver._mark_archived
 
     async def die(passed: Any) -> None:
         raise ColdUnavailable("killed here")
 
-    archiver._settle = die  # type: ignore[method-assign]
+    archiver._mark_archived = die  # type: ignore[method-assign]
     with pytest.raises(ColdUnavailable, match="killed here"):
         await store.admin.archive()
     assert ttl(store, "s") == -1
     keys = names(store, "s")
     with redis_of(store) as client:
         assert client.xlen(keys.journal) == 5
-    archiver._settle = settle  # type: ignore[method-assign]
+    archiver._mark_archived = mark_archived  # type: ignore[method-assign]
     archiver._cursors.clear()  # the next one knows nothing but what SQL says
     assert await store.admin.archive() == 0
     assert ttl(store, "s") > 0
@@ -238,7 +238,7 @@ async def sql_fails_once(store: Any, trim_first: bool = False) -> None:
         [journal] = await archiver._partitions.journals(
             [(core(store)._lifecycle.context.keys.partition(keys.partition), 0)], 100
         )
-        await archiver._settle({keys.partition: (journal.epoch, journal.onward)})
+        await archiver._mark_archived({keys.partition: (journal.epoch, journal.onward)})
     with suppress(ColdUnavailable):
         await asyncio.wait_for(store.admin.archive(), 5)
     cold.archive = archive
@@ -322,20 +322,20 @@ async def what_has_other_entries_stays(store: Any) -> None:
     keys, last = names(store, "s"), await last_entry(store, "s")
     with redis_of(store) as client:
         rewrite(client, keys.journal, 2, head=lambda head: b"0000." + head)
-        await settled(store, "s", last)
+        await marked(store, "s", last)
         assert client.pttl(keys.record) == -1
         assert client.xlen(keys.journal) == 2
         assert client.hget(keys.meta, "journal").split()[3] == b"0"
 
 
-async def test_a_journal_with_other_entries_is_neither_settled_nor_trimmed(opener: Any) -> None:
+async def test_a_journal_with_other_entries_is_neither_marked_nor_trimmed(opener: Any) -> None:
     await what_has_other_entries_stays(await quiet(opener))
 
 
 @pytest.mark.only(face="asyncio", warm="redis")
-@pytest.mark.parametrize("script", ["settle", "trim"])
+@pytest.mark.parametrize("script", ["mark_archived", "trim"])
 async def test_without_a_look_at_the_entry_what_is_not_archived_is_let_go(opener: Any, script: str) -> None:
-    """Negative control of the identity that settle and trim ask for."""
+    """Negative control of the identity that mark_archived and trim ask for."""
     store = await quiet(opener)
     with sabotage(script, "if not entry or string.sub", "if false and string.sub"), pytest.raises(AssertionError):
         await what_has_other_entries_stays(store)

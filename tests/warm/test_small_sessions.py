@@ -211,7 +211,7 @@ async def applied_once(opener: Any) -> None:
 
 @pytest.mark.only(face="asyncio", warm="redis")
 async def test_without_saying_since_when_it_would_be(opener: Any) -> None:
-    with sabotage("settle", "'@' .. before .. ';'", "''"), pytest.raises(AssertionError):
+    with sabotage("mark_archived", "'@' .. before .. ';'", "''"), pytest.raises(AssertionError):
         await applied_once(opener)
 
 
