@@ -392,15 +392,15 @@ class AccessTokenStore(Part):
         if row is None or row.revoked_ms is not None:
             raise Unauthenticated
 
-    def revoke(self, id: str) -> AccessToken:
-        """Revoke a token and all tokens made with it, directly or not. Raises NotFound."""
+    def revoke(self, id: str) -> tuple[AccessToken, set[str]]:
+        """Revoke a token and all tokens made with it, directly or not; their ids, too. Raises NotFound."""
         with self.database.write(self.namespace) as sql:
             made: set[str] = set()
             # Repeated until nothing is new: a token that was being made is visible once the lock of its maker is held.
             while more := self._made_with(sql, id) - made:
                 self._revoke(sql, more)
                 made |= more
-            return self._one(sql, id)
+            return self._one(sql, id), made
 
     def _made_with(self, sql: Sql, id: str) -> set[str]:
         """This token and all tokens made with it, directly or not.
@@ -417,11 +417,11 @@ class AccessTokenStore(Part):
             found.update(level)
         return found
 
-    def revoke_alone(self, id: str) -> AccessToken:
+    def revoke_alone(self, id: str) -> tuple[AccessToken, set[str]]:
         """Revoke a token, but not those made with it. Raises NotFound."""
         with self.database.write(self.namespace) as sql:
             self._revoke(sql, [id])
-            return self._one(sql, id)
+            return self._one(sql, id), {id}
 
     def _revoke(self, sql: Sql, ids: Collection[str]) -> None:
         now_ms = clock_us(sql) // 1000

@@ -100,6 +100,7 @@ class Keys:
         self._fleet = f"{namespace}:{{{tag(0, partitions)}}}"
         self.roll = f"{self._fleet}:roll".encode()  # sorted set: the replicas, and when each counts as lost
         self.failed_starts = f"{self._fleet}:failed_starts".encode()  # hash: replicas that failed to start, and why
+        self.revoked = f"{self._fleet}:revoked".encode()  # sorted set: access tokens, by when they were revoked
         self.gatherings = f"{self._fleet}:gatherings".encode()  # hash, temporary: partitions that replicas must report
         self.gatherings_channel = f"{self._fleet}:gather".encode()  # channel: a report is requested
         self._partitions = lru_cache(maxsize=None)(self._partition)

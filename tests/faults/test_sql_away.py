@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,15 @@ import pytest
 from below import names, redis_of, tiers, until
 from controls import sabotage
 from faces import core
+from tenants import HI, Served
+from typer.testing import CliRunner
 
 from distributed_state import ColdUnavailable, ConfigurationError
 from distributed_state.cold import connections
+from distributed_state.programs.cli import shell
 from distributed_state.programs.servers import PostgresServer, postgres_server
+from distributed_state.programs.service import Access, authentication, callers_policy
+from distributed_state.values import access_tokens
 
 postgres = pytest.mark.only(warm="single", cold="postgres")
 sqlite = pytest.mark.only(warm="single", cold="sqlite")
@@ -362,3 +369,40 @@ async def test_nothing_is_archived_into_a_file_that_was_removed(opener: Any, tmp
     shutil.copytree(kept, folder)
     await archived(store)
     await whole(store, "old0", list(range(6)))
+
+
+# Tokens of a service
+
+
+@pytest.mark.only(face="asyncio", warm="single", cold="postgres")
+async def test_while_sql_is_away_known_tokens_go_on_until_they_are_revoked(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authentication, "Ages", partial(authentication.Ages, fresh=0.05, revoked=0.1, wait=0.2))
+    with own_database(opener) as server:
+        served = Served(await opener(access=callers_policy(), sql_timeout=2), Access(tokens=True))
+        tokens = [await served.token("acme:", "read", "write", seconds=None) for _ in range(2)]
+        for at in range(2):
+            await served.store.session(f"acme:{at}").set("n", 0)
+
+        async def turn(at: int) -> int:
+            path, turn = f"/v1/conversations/acme:{at}/turns", {"messages": [HI]}
+            return (await served.ask("POST", path, tokens[at], json=turn)).status_code
+
+        assert [await turn(0), await turn(1)] == [200, 200]
+        server.kill()
+        await asyncio.sleep(0.2)  # older than `revoked`
+        assert [await turn(0), await turn(1)] == [200, 200], "of what is in Redis"
+        store = ("--url", opener.url, "--archive", server.url, "--namespace", opener.namespace)
+        words = [*store, "token", "revoke", str(access_tokens.id_of(tokens[0]))]
+        done = await asyncio.to_thread(CliRunner().invoke, shell.app, words)
+        assert (done.exit_code, "revoke it again when SQL answers" in str(done.exception)) == (1, True)
+
+        async def refused() -> bool:
+            return await turn(0) == 401
+
+        await until(refused)
+        assert await turn(1) == 200
+        server.start()
+        await served.service.drain()
+        await served.service.close()

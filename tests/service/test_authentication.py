@@ -37,6 +37,7 @@ from distributed_state.errors import (
     StateError,
     Unauthenticated,
     Unavailable,
+    WarmUnavailable,
 )
 from distributed_state.programs.cli import shell
 from distributed_state.programs.service import Access, Issuer, Service, authentication
@@ -304,6 +305,13 @@ class Sql:
         self.away: StateError | None = None
         self.silent = False
         self.asked = 0
+        self.revoked: set[str] | StateError = set()
+
+    async def find_revoked(self, ids: Any) -> set[str]:
+        """Redis, not SQL, answers this."""
+        if isinstance(self.revoked, StateError):
+            raise self.revoked
+        return self.revoked & set(ids)
 
     async def find(self, ids: Any) -> dict[str, FoundToken]:
         self.asked += 1
@@ -338,7 +346,7 @@ async def test_while_sql_is_away_a_known_token_goes_on_for_a_while_and_an_unknow
     sql = Sql(text)
     ages = Ages(wait=0.02, wait_unknown=0.02, away=60.0)
     tokens = AccessTokens(ages)
-    tokens.begin(sql.find)
+    tokens.begin(sql.find, sql.find_revoked)
     assert (await tokens.caller(text)).prefix == "acme:"
     sql.silent, sql.away = how == "is silent", ColdUnavailable("away")
     for seconds in (1, 3, 5, 30, 59):
@@ -352,17 +360,46 @@ async def test_while_sql_is_away_a_known_token_goes_on_for_a_while_and_an_unknow
     await tokens.close()
     sql.silent, sql.away = False, None
     tokens = AccessTokens(replace(ages, wait_unknown=60.0))
-    tokens.begin(sql.find)
+    tokens.begin(sql.find, sql.find_revoked)
     with pytest.raises(Unauthenticated):
         await tokens.caller(unknown)
     assert await tokens.caller(text)
+
+
+async def test_while_sql_is_away_a_token_that_redis_has_as_revoked_is_refused(clock: Clock) -> None:
+    text = access_tokens.make()[1]
+    sql = Sql(text)
+    tokens = AccessTokens(Ages(wait=0.02))
+    tokens.begin(sql.find, sql.find_revoked)
+    await tokens.caller(text)
+    sql.away, sql.revoked = ColdUnavailable("away"), WarmUnavailable("away, too")
+    clock.now += 3590
+    for _ in range(3):
+        assert (await tokens.caller(text)).prefix == "acme:"
+        await settled(tokens)
+    sql.revoked = {sql.found.token.id}
+    await tokens.caller(text)
+    await settled(tokens)
+    with pytest.raises(Unauthenticated):
+        await tokens.caller(text)
+    sql.away = None
+    await settled(tokens)
+    assert (await tokens.caller(text)).prefix == "acme:", "SQL decides again"
+    await tokens.close()
+
+
+async def settled(tokens: AccessTokens) -> None:
+    """Wait until no token is being read."""
+    async with asyncio.timeout(5):
+        while tokens._reading is not None:
+            await asyncio.sleep(0.001)
 
 
 async def test_an_outage_of_sql_slows_no_known_token_down(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     text = access_tokens.make()[1]
     sql = Sql(text)
     tokens = AccessTokens(Ages(wait=0.021))
-    tokens.begin(sql.find)
+    tokens.begin(sql.find, sql.find_revoked)
     await tokens.caller(text)
     sql.silent = True
     clock.now += 5
@@ -380,7 +417,7 @@ async def test_while_sql_is_silent_few_strangers_wait_and_none_of_them_in_anothe
     text = access_tokens.make()[1]
     sql = Sql(text)
     tokens = AccessTokens(Ages(fresh=0.0, revoked=0.0, wait=0.05, wait_unknown=60.0), Strangers(most))
-    tokens.begin(sql.find)
+    tokens.begin(sql.find, sql.find_revoked)
     await tokens.caller(text)
     sql.silent = True
     asked = [asyncio.create_task(tokens.caller(access_tokens.make()[1])) for _ in range(20)]
@@ -401,7 +438,7 @@ async def test_guesses_that_wait_keep_no_known_token_from_being_accepted(monkeyp
     text = access_tokens.make()[1]
     sql = Sql(text)
     tokens = AccessTokens(Ages(fresh=0.0, revoked=0.0, wait=0.02, wait_unknown=0.02))
-    tokens.begin(sql.find)
+    tokens.begin(sql.find, sql.find_revoked)
     await tokens.caller(text)
     sql.silent = True
     for refusal in (Unavailable, Unavailable, HTTPException):
@@ -431,6 +468,7 @@ async def test_tokens_end_by_the_clock_of_the_database_and_belong_to_a_namespace
         assert (found[lasting].left, found[ended].left) == (None, 0.0)
         assert found[first].digest == access_tokens.digest(made[0][1])
         revoked = tokens.revoke(lasting)
+        assert revoked[1] == {lasting}
         assert tokens.revoke(lasting) == revoked, "it stays when it was"
         assert tokens.find([lasting])[lasting].left == 0.0
         assert other.access_tokens.find([first]) == {}

@@ -22,7 +22,15 @@ import typer
 from rich.table import Column, Table
 
 import distributed_state
-from distributed_state.errors import ConfigurationError, Conflict, InvalidValue, NotFound, StateError
+from distributed_state.errors import (
+    ColdUnavailable,
+    ConfigurationError,
+    Conflict,
+    InvalidValue,
+    NotFound,
+    StateError,
+    WarmUnavailable,
+)
 from distributed_state.programs.cli.shell import (
     How,
     Scope,
@@ -382,10 +390,27 @@ def revoke(
 ) -> None:
     """Revoke a token and all tokens created with it. Services refuse them within 5 seconds.
 
+    While SQL is unavailable, only the token itself is refused, and the command fails: repeat it when SQL answers.
+
     Example: [cyan]distributed-state token revoke 0123456789abcdef[/]
     """
-    with _tokens(context) as tokens:
-        (tokens.revoke_alone if alone else tokens.revoke)(id)
+    from distributed_state.port.blocking import finish
+    from distributed_state.store.lifecycle import lifecycle_of, resolve
+    from distributed_state.tiers.revoking import revoke
+
+    try:
+        if resolve(**context.obj).url is None:
+            raise WarmUnavailable("the embedded server is in the process of the service")
+        with open_store(context, archiver=False) as store:
+            finish(revoke(lifecycle_of(store).tiers(), id, alone=alone))
+    except WarmUnavailable:
+        with _tokens(context) as tokens:
+            (tokens.revoke_alone if alone else tokens.revoke)(id)
+    except ColdUnavailable as error:
+        raise ColdUnavailable(
+            f"{error}: services refuse the token for two hours, but not the tokens created with it; "
+            "revoke it again when SQL answers"
+        ) from error
     typer.echo(f"token {id} is revoked")
 
 

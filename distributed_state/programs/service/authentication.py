@@ -6,10 +6,10 @@ proxy is recognized by the address of the connection itself, not by an address i
 
 A request with a known token does not wait for a server. A token is valid for a few seconds after it was read, and is
 then read again in the background, so a revoked token is refused within `Ages.revoked` seconds. While SQL is unavailable
-a known token is accepted for `Ages.away` seconds; an unknown one can be neither accepted nor refused. One query runs at
-a time, and all tokens that arrive meanwhile go into the next query, so guessing tokens causes no additional queries. A
-request takes a place among the served requests only when its caller is known: otherwise strangers could displace known
-callers.
+a known token is accepted for `Ages.away` seconds, unless Redis has it as revoked; an unknown one can be neither
+accepted nor refused. One query runs at a time, and all tokens that arrive meanwhile go into the next query, so guessing
+tokens causes no additional queries. A request takes a place among the served requests only when its caller is known:
+otherwise strangers could displace known callers.
 
 JWTs must be signed with a key pair. If shared secrets were accepted, an attacker could sign with the provider's public
 key as the secret. Source: RFC 8725, "JSON Web Token Best Current Practices".
@@ -42,7 +42,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from hmac import compare_digest
 from itertools import islice
 from typing import Any, TypeVar
@@ -59,6 +60,7 @@ from distributed_state.errors import (
     ColdUnavailable,
     ConfigurationError,
     InvalidValue,
+    StateError,
     Unauthenticated,
     Unavailable,
 )
@@ -68,6 +70,7 @@ from distributed_state.records.context import context_of
 from distributed_state.results import Event
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.lifecycle import lifecycle_of
+from distributed_state.tiers.revoking import ACCEPTED_WITHOUT_SQL, revoked_in_redis
 from distributed_state.values.access_tokens import BEGINNING, RIGHTS, FoundToken, Right, digest, id_of, prefix_of
 from distributed_state.values.model import SCOPES, unescape
 
@@ -197,6 +200,7 @@ def require_policy(store: AsyncStateStore) -> None:
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 Find = Callable[[Collection[str]], Awaitable[dict[str, FoundToken]]]
+FindRevoked = Callable[[Collection[str]], Awaitable[set[str]]]
 
 # Access tokens
 _KNOWN = 10_000  # tokens that are remembered, and as many ids without a token
@@ -280,7 +284,8 @@ class Authentication:
             require_policy(store)
         if self._tokens is not None:
             tiers = lifecycle_of(store).tiers()
-            self._tokens.begin(lambda ids: tiers.port.sql(tiers.cold.access_tokens.find, ids))
+            find = partial(tiers.port.sql, tiers.cold.access_tokens.find)
+            self._tokens.begin(find, partial(revoked_in_redis, tiers))
 
     async def close(self) -> None:
         """Stop reading tokens."""
@@ -324,7 +329,7 @@ class Ages:
     revoked: float = 4.0  # for an older token the request waits until it is read again
     wait: float = 0.9  # at most this long for a known token
     wait_unknown: float = 5.0  # at most this long for an unknown one
-    away: float = 60.0  # an older token is no longer accepted, even while SQL is unavailable
+    away: float = ACCEPTED_WITHOUT_SQL  # an older token is no longer accepted, even while SQL is unavailable
 
 
 @dataclass(slots=True)
@@ -341,15 +346,16 @@ class AccessTokens:
         self._ages = ages or Ages()
         self._strangers = strangers or Strangers()
         self._find: Find | None = None
+        self._find_revoked: FindRevoked | None = None
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._absent: OrderedDict[str, float] = OrderedDict()  # separate, so that guesses do not evict existing tokens
         self._wanted: dict[str, asyncio.Future[_Known | None]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._silent = False  # SQL did not answer when it was last asked
 
-    def begin(self, find: Find) -> None:
-        """Read tokens with this function from now on."""
-        self._find = find
+    def begin(self, find: Find, find_revoked: FindRevoked) -> None:
+        """Read tokens from SQL with `find` from now on, and those revoked from Redis while SQL does not answer."""
+        self._find, self._find_revoked = find, find_revoked
 
     async def close(self) -> None:
         """Stop reading. Requests that wait for a token fail."""
@@ -421,6 +427,8 @@ class AccessTokens:
 
     async def _ask_some(self, ids: list[str]) -> None:
         assert self._find is not None, "begin comes first"
+        if self._silent:
+            await self._refuse_revoked([id for id in ids if id in self._known])
         began = time.monotonic()
         try:
             found = await self._find(ids)
@@ -432,6 +440,18 @@ class AccessTokens:
         self._silent = False
         for id in ids:
             self._wanted.pop(id).set_result(self._remember(id, found.get(id), began))
+
+    async def _refuse_revoked(self, ids: list[str]) -> None:
+        """Refuse those tokens that were revoked while SQL did not answer."""
+        assert self._find_revoked is not None, "begin comes first"
+        try:
+            revoked = await self._find_revoked(ids) if ids else set[str]()
+        except StateError as error:
+            log.debug("revocations cannot be read: %s", error)
+            return
+        for id in revoked:
+            if (known := self._known.get(id)) is not None and known.found is not None:
+                self._known[id] = replace(known, found=replace(known.found, left=0.0))
 
     def _give_up(self, ids: list[str]) -> None:
         for id in ids:

@@ -23,6 +23,7 @@ from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.requests import PREFIX, Answer, Asked, Body, Limit, Query, Span, Values
 from distributed_state.store import doctor
 from distributed_state.store.lifecycle import lifecycle_of
+from distributed_state.tiers.revoking import revoke
 from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import AccessToken, Right
 from distributed_state.values.model import escape
@@ -300,7 +301,7 @@ async def revoke_token(asked: Asked) -> Response:
     found = (await port.sql(_tokens(asked).find, [id])).get(id) if access_tokens.is_id(id) else None
     if found is None or not found.token.prefix.startswith(asked.caller.prefix):
         raise NotFound(f"there is no token {id!r:.80}")
-    return answer(_shown(await port.sql(_tokens(asked).revoke, id)))
+    return answer(_shown(await revoke(lifecycle_of(asked.store).tiers(), id)))
 
 
 def _prefix(asked: Asked, given: MakeToken) -> str:
