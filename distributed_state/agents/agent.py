@@ -1,8 +1,8 @@
 """The agent, common to the sync and the asyncio API: the interface for its author, and the one for its host.
 
 Authors subclass `BaseAgent`, so everything that the host, dispatcher and worker keep about an agent is in a separate
-object, its `AgentContext`. `Invocation` describes the running hook or command. Law: state that replicas share is in the
-store; state of this process is in the context.
+object, its `AgentContext`; a subclass cannot overwrite it by accident. `Invocation` describes the running hook or
+command. Law: state that replicas share is in the store; state of this process is in the context.
 
 Design: section 12.
 """
@@ -78,38 +78,30 @@ class BaseAgent(Hooks):
         for what, value in ("name", self.name), ("client", client):
             if not isinstance(value, str) or len(value) > _LONGEST_NAME:
                 raise InvalidValue(f"{what} is a str of at most {_LONGEST_NAME} characters, not {value!r:.80}")
-        settings = configs.Config(self.name, self._model(), config)
-        self._context = AgentContext(self.name, store, settings, client, since)
-        Ref("app", self._context.persistent_id)
-        self._commands = Commands()
+        settings = configs.Config(self.name, _model(type(self)), config)
+        self.__context = AgentContext(self.name, store, settings, client, since)
+        Ref("app", self.__context.persistent_id)
         self.ephemeral: dict[str, Any] = {}
-        self.requests = self.errors = self.queue_size = 0
+        self.queue_size = 0
         self.active = False
         self.invocation_directory = ""
-
-    @classmethod
-    def _model(cls) -> type[BaseModel] | None:
-        found = cls.Config
-        if found is not None and not (isinstance(found, type) and issubclass(found, BaseModel)):
-            raise ConfigurationError(f"{cls.__name__}.Config is a pydantic model class, not {found!r:.80}")
-        return found
 
     @property
     def agent_context(self) -> AgentContext:
         """The state that the agent shares with its host; not for the code of agents."""
-        return self._context
+        return self.__context
 
     # State. The types are Any because only the subclass knows whether its store is blocking or asyncio.
 
     @property
     def store(self) -> Any:
         """The store. Raises ConfigurationError if the agent has not opened it yet."""
-        return self._context.open_store
+        return self.__context.open_store
 
     @property
     def persistent(self) -> Any:
         """The record of scope app that all replicas of this agent share, with `persistent_defaults`."""
-        context = self._context
+        context = self.__context
         return context.with_defaults(context.open_store.app(context.persistent_id), self.persistent_defaults)
 
     @property
@@ -122,26 +114,25 @@ class BaseAgent(Hooks):
         if last_state is not None:
             return last_state
         id = self.conversation_id
-        context = self._context
+        context = self.__context
         return context.with_defaults(context.open_store.session(id), self.conversation_defaults) if id else None
 
     @property
     def conversation_id(self) -> str:
         """The id of the session in `conversation`, "" without one."""
-        return present().conversation_id or self._context.conversation_id
+        return self.__context.present_conversation
 
     @property
     def client(self) -> str:
         """The client whose conversation is the current one."""
-        return self._context.client
+        return self.__context.client
 
     def follow(self, client: str, conversation_id: str = "") -> None:
         """Follow another client, whose current conversation is `conversation_id`.
 
         For programs that serve a client from this process. The choice of events for the agent's hooks does not change.
         """
-        self._context.client = client
-        self._context.conversation_id = conversation_id
+        self.__context.follow(client, conversation_id)
 
     def get_invocation_directory(self) -> str:
         """The working folder of the user who ran this command, else the client's; "" if unknown."""
@@ -151,26 +142,10 @@ class BaseAgent(Hooks):
         """The folder that this process runs in."""
         return os.getcwd()
 
-    async def _activate(self, client: str | None, conversation_id: str | None) -> Event:
-        context = self._context
-        with acting_by_default(context.persistent_id):
-            return await context.services.store.activate_agent(
-                self.name,
-                client=context.client if client is None else client,
-                conversation_id=self.conversation_id if conversation_id is None else conversation_id,
-            )
-
-    async def _change_directory(self, new_path: str, client: str | None) -> Event:
-        context = self._context
-        with acting_by_default(context.persistent_id):
-            return await context.services.store.change_directory(
-                new_path, client=context.client if client is None else client
-            )
-
     @property
     def config(self) -> Any:
         """The current config: a dict, or an instance of the class's model `Config`."""
-        return self._context.config.value
+        return self.__context.config.value
 
     @property
     def position(self) -> str:
@@ -179,34 +154,35 @@ class BaseAgent(Hooks):
         An agent that starts with `since` first runs the hooks of the events that it missed. After a crash, the hooks of
         events after the saved position run again. Raises ConfigurationError while the agent is not running.
         """
-        return self._context.running_host.position
+        return self.__context.running_host.position
 
     # Background work
 
     @property
     def paused(self) -> bool:
-        """Whether background work is paused."""
-        return self._context.paused
+        """Whether background work is paused; setting it is the same as `pause()` or `resume()`."""
+        return self.__context.paused
+
+    @paused.setter
+    def paused(self, wanted: bool) -> None:
+        self.__context.set_paused(bool(wanted))
 
     def pause(self) -> None:
         """Pause background work: `wait()` does not return until `resume()` or the end."""
-        self._context.set_paused(True)
+        self.__context.set_paused(True)
 
     def resume(self) -> None:
         """Continue background work."""
-        self._context.set_paused(False)
+        self.__context.set_paused(False)
 
     @property
     def stopping(self) -> bool:
         """Whether the agent is stopping: finish the work in progress, and start nothing new."""
-        host = self._context.host
-        return host is not None and host.stopping
+        return self.__context.stopping
 
     def stop(self) -> None:
         """Stop the agent. Returns at once; may be called from any thread."""
-        host = self._context.host
-        if host is not None:
-            host.stop()
+        self.__context.stop()
 
     # Commands
 
@@ -249,15 +225,15 @@ class BaseAgent(Hooks):
         }
         described = tuple(each if isinstance(each, CommandArgument) else CommandArgument(**each) for each in arguments)
         given = {option: value for option, value in shown.items() if value}
-        self._commands.register(Command(name, handler, description or "", described, given))
-        self._context.display.show("commands", self._commands.to_list())
+        self.__context.commands.register(Command(name, handler, description or "", described, given))
+        self.__context.display.show("commands", self.__context.commands.to_list())
 
     def unregister_command(self, name: str) -> bool:
         """Withdraw a command. Returns False, and logs a warning, if there is none with that name."""
-        if not self._commands.remove(name):
+        if not self.__context.commands.remove(name):
             self.log(LogLevel.WARNING, "no such command to withdraw", command=name)
             return False
-        self._context.display.show("commands", self._commands.to_list())
+        self.__context.display.show("commands", self.__context.commands.to_list())
         return True
 
     def report_progress(
@@ -274,51 +250,15 @@ class BaseAgent(Hooks):
             more = {"status": status or None, "progress": progress}
             report(text or "", dict(metadata or {}) | {name: each for name, each in more.items() if each is not None})
 
-    async def _run_command(
-        self,
-        name: str,
-        args: Mapping[str, Any] | None,
-        conversation_id: str | None,
-        directory: str,
-        progress: Progress | None,
-    ) -> Any:
-        command = self._commands.find(name)
-        values = command.read(args)
-        if self.stopping:
-            raise CommandFailed(f"{name}: the agent {self.name} is ending")
-
-        self.requests += 1
-        # A command that a hook calls is part of the hook: a deletion in the command must not wait for the hook to end.
-        runner = present().runner
-        here = Invocation(runner, conversation_id or self.conversation_id, directory=directory, progress=progress)
-        with self._context.invoke(here), self._context.command():
-            await self._begin_conversation(here.conversation_id)
-            try:
-                return await command.run(self._context.services.port, values, progress)
-            except Exception as error:
-                self.errors += 1
-                missing = error.__cause__
-                if isinstance(missing, AttributeError) and missing.obj is None and self.conversation is None:
-                    # Most likely the handler used `self.conversation`, which is None.
-                    raise CommandFailed(f"{name}: no active conversation") from missing
-                raise
-
-    async def _begin_conversation(self, id: str) -> None:
-        """Give a command's conversation its defaults: the event that does this may still be on its way."""
-        if id and self.conversation_defaults:
-            with self._context.logging_missing_defaults(id):
-                session = self._context.services.store.session(id)
-                await self._context.put_in_defaults(session, self.conversation_defaults)
-
     # Display
 
     @property
     def shown(self) -> dict[str, Any]:
         """The agent's part of the replica's heartbeat; `store.admin.replicas()` lists it."""
-        context = self._context
+        context = self.__context
         status = context.last_status
         return {
-            "name": self.name,
+            "name": self.__context.name,
             "active": bool(self.active),
             "paused": context.paused,
             "status": status,
@@ -327,7 +267,7 @@ class BaseAgent(Hooks):
     @property
     def visible(self) -> dict[str, Any]:
         """The agent's display as a dict of JSON values: description, system_prompt, sections, commands."""
-        return self._context.display.visible
+        return self.__context.display.visible
 
     @property
     def listeners(self) -> list[Listener]:
@@ -336,36 +276,36 @@ class BaseAgent(Hooks):
         A change is a pair like `("section", {...})`: a change of the display, a line of the log, `("started", {})`, or
         `("event", {...})` after the hooks for an event have run.
         """
-        return self._context.display.listeners
+        return self.__context.display.listeners
 
     def log(self, level: LogLevel | str | int, message: str, **fields: Any) -> None:
         """Log a line with fields, to the logger `distributed_state.agent.<name>`.
 
         `level` is a LogLevel or its name. The record has the attributes `agent` and `fields` for structured handlers.
         """
-        self._context.display.log(level, message, fields)
+        self.__context.display.log(level, message, fields)
 
     def set_system_prompt(self, prompt: str, *, replace: bool = False) -> None:
         """Display the system prompt with which a model acts as this agent; with `replace` it is the only one."""
-        self._context.display.show_system_prompt(prompt, replace)
+        self.__context.display.show_system_prompt(prompt, replace)
 
     def set_description(self, description: str) -> None:
         """Set a one-sentence description of the agent."""
-        self._context.display.show_description(description)
+        self.__context.display.show_description(description)
 
     def register_section(self, section_id: str, title: str, content: str = "", collapsed: bool = False) -> None:
         """Add a section of text that users of the agent see, or replace the one with that id."""
-        self._context.display.register_section(section_id, title, content, collapsed)
+        self.__context.display.register_section(section_id, title, content, collapsed)
 
     def update_section(
         self, section_id: str, content: str | None = None, *, title: str | None = None, collapsed: bool | None = None
     ) -> None:
         """Change a section, or add one; the title of a new one is its id unless given."""
-        self._context.display.update_section(section_id, content, title, collapsed)
+        self.__context.display.update_section(section_id, content, title, collapsed)
 
     def unregister_section(self, section_id: str) -> bool:
         """Remove a section. Returns False, and logs a warning, if there is none with that id."""
-        return self._context.display.remove_section(section_id)
+        return self.__context.display.remove_section(section_id)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
@@ -439,9 +379,11 @@ class AgentContext:
         self.lag = 0.0
         self.began = 0.0
         self.last_status: dict[str, Any] | None = None
+        self.commands = Commands()
+        self.requests = self.errors = 0  # commands and hooks that ran, and that failed
         self._conversations: dict[str, None] = {}
         self._mutex = Mutex()
-        self._commands = 0
+        self._running_commands = 0
 
     # Its host
 
@@ -479,12 +421,84 @@ class AgentContext:
             raise ConfigurationError(f"agent {self.name} does not run; enter it or call run()")
         return self.host
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the host is stopping."""
+        return self.host is not None and self.host.stopping
+
+    def stop(self) -> None:
+        """Stop the host, if one runs the agent; may be called from any thread."""
+        if self.host is not None:
+            self.host.stop()
+
     def wake(self) -> None:
         """Wake the waits for a change of this agent."""
         if self.host is not None:
             self.host.wake(self.name)
 
+    # Its client
+
+    def follow(self, client: str, conversation_id: str) -> None:
+        """Follow another client, whose current conversation is `conversation_id`."""
+        self.client = client
+        self.conversation_id = conversation_id
+
+    @property
+    def present_conversation(self) -> str:
+        """The conversation of the running hook or command, else the client's current one; "" without one."""
+        return present().conversation_id or self.conversation_id
+
+    async def activate(self, client: str | None, conversation_id: str | None) -> Event:
+        """Publish that a client, by default the agent's own, uses this agent."""
+        with acting_by_default(self.persistent_id):
+            return await self.services.store.activate_agent(
+                self.name,
+                client=self.client if client is None else client,
+                conversation_id=self.present_conversation if conversation_id is None else conversation_id,
+            )
+
+    async def change_directory(self, new_path: str, client: str | None) -> Event:
+        """Publish that the user of a client, by default the agent's own, works from this folder."""
+        with acting_by_default(self.persistent_id):
+            return await self.services.store.change_directory(
+                new_path, client=self.client if client is None else client
+            )
+
     # Current work
+
+    async def run_command(
+        self,
+        name: str,
+        args: Mapping[str, Any] | None,
+        conversation_id: str | None,
+        directory: str,
+        progress: Progress | None,
+        defaults: Defaults,
+    ) -> Any:
+        """Run a command on a conversation, which gets these defaults, and return its result."""
+        command = self.commands.find(name)
+        values = command.read(args)
+        if self.stopping:
+            raise CommandFailed(f"{name}: the agent {self.name} is ending")
+
+        self.requests += 1
+        # A command that a hook calls is part of the hook: a deletion in the command must not wait for the hook to end.
+        id = conversation_id or self.present_conversation
+        here = Invocation(present().runner, id, directory=directory, progress=progress)
+        with self.invoke(here), self.command():
+            if id and defaults:
+                # The event that sets the defaults may still be on its way.
+                with self.logging_missing_defaults(id):
+                    await self.put_in_defaults(self.services.store.session(id), defaults)
+            try:
+                return await command.run(self.services.port, values, progress)
+            except Exception as error:
+                self.errors += 1
+                missing = error.__cause__
+                if isinstance(missing, AttributeError) and missing.obj is None and not self.present_conversation:
+                    # Most likely the handler used `self.conversation`, which is None.
+                    raise CommandFailed(f"{name}: no active conversation") from missing
+                raise
 
     @contextmanager
     def invoke(self, invocation: Invocation) -> Iterator[None]:
@@ -496,18 +510,18 @@ class AgentContext:
     def command(self) -> Iterator[None]:
         """Count the command that runs inside `with`; the agent's end waits for it."""
         with self._mutex:
-            self._commands += 1
+            self._running_commands += 1
         try:
             yield
         finally:
             with self._mutex:
-                self._commands -= 1
+                self._running_commands -= 1
             self.wake()
 
     @property
     def busy(self) -> bool:
         """Whether a command is running."""
-        return self._commands > 0
+        return self._running_commands > 0
 
     def set_paused(self, paused: bool) -> None:
         """Pause or continue background work; listeners are notified of a change."""
@@ -610,6 +624,13 @@ def inside(invocation: Invocation) -> Iterator[None]:
         yield
     finally:
         _present.reset(token)
+
+
+def _model(kind: type[BaseAgent]) -> type[BaseModel] | None:
+    found = kind.Config
+    if found is not None and not (isinstance(found, type) and issubclass(found, BaseModel)):
+        raise ConfigurationError(f"{kind.__name__}.Config is a pydantic model class, not {found!r:.80}")
+    return found
 
 
 def check_defaults(agent: object, name: str) -> None:

@@ -65,11 +65,11 @@ class AsyncAgent(BaseAgent):
 
     async def main_loop(self) -> Any:
         """Work in the background until the agent stops: `while await self.wait(5.0): ...`."""
-        await self.wait()
+        await self.agent_context.running_host.wait(self.agent_context.name, None)
 
     async def wait(self, seconds: float | None = None) -> bool:
         """Wait `seconds`, and longer while the agent is paused; False as soon as the agent is stopping."""
-        return await self._context.running_host.wait(self.name, seconds)
+        return await self.agent_context.running_host.wait(self.agent_context.name, seconds)
 
     async def run(self) -> None:
         """Run only this agent, until `main_loop` returns or SIGTERM or SIGINT arrives: see AsyncHost.run."""
@@ -82,7 +82,7 @@ class AsyncAgent(BaseAgent):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._context.running_host.close(error)
+        await self.agent_context.running_host.close(error)
 
     async def run_command(
         self,
@@ -99,7 +99,9 @@ class AsyncAgent(BaseAgent):
         reports, in the thread that runs the command. Raises NotFound, InvalidValue for wrong arguments, and
         CommandFailed if the command raised; errors of the store are raised unchanged.
         """
-        return await self._run_command(name, args, conversation_id, directory, progress)
+        return await self.agent_context.run_command(
+            name, args, conversation_id, directory, progress, self.conversation_defaults
+        )
 
     async def activate(self, *, client: str | None = None, conversation_id: str | None = None) -> Event:
         """Notify every replica that a client, by default the agent's own, now uses this agent; return the event.
@@ -107,19 +109,19 @@ class AsyncAgent(BaseAgent):
         The event also names the conversation, by default the current one. The client's previous agent is deactivated:
         see `activate_agent` of the store.
         """
-        return await self._activate(client, conversation_id)
+        return await self.agent_context.activate(client, conversation_id)
 
     async def change_directory(self, new_path: str, *, client: str | None = None) -> Event:
         """Notify every replica that the user of a client, by default the agent's own, now works from this folder."""
-        return await self._change_directory(new_path, client)
+        return await self.agent_context.change_directory(new_path, client)
 
     async def status(self) -> Status:
         """Return and log the status of this replica of the agent, after `on_status` has run. SIGUSR1 does the same."""
-        return await self._context.running_host.status(self.name)
+        return await self.agent_context.running_host.status(self.agent_context.name)
 
     async def reload(self) -> None:
         """Read the config file again, and call `on_config_update` if it changed. SIGHUP does the same."""
-        await self._context.running_host.reload(self.name)
+        await self.agent_context.running_host.reload(self.agent_context.name)
 
 
 log = logging.getLogger(__name__)
@@ -145,7 +147,7 @@ class AsyncHost:
     def __init__(self, *agents: BaseAgent) -> None:
         self._agents = agents
         self._run: HostRun | None = None
-        names = [agent.name for agent in agents]
+        names = [agent.agent_context.name for agent in agents]
         if not agents or len(set(names)) < len(names):
             raise InvalidValue(f"a host runs agents with a name each, not {', '.join(names) or 'none'}")
         first = agents[0].agent_context

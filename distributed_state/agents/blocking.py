@@ -56,11 +56,11 @@ class Agent(BaseAgent):
 
     def main_loop(self) -> Any:
         """Work in the background until the agent stops: `while self.wait(5.0): ...`."""
-        self.wait()
+        finish(self.agent_context.running_host.wait(self.agent_context.name, None))
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait `seconds`, and longer while the agent is paused; False as soon as the agent is stopping."""
-        return finish(self._context.running_host.wait(self.name, seconds))
+        return finish(self.agent_context.running_host.wait(self.agent_context.name, seconds))
 
     def run(self) -> None:
         """Run only this agent, until `main_loop` returns or SIGTERM or SIGINT arrives: see Host.run."""
@@ -73,7 +73,7 @@ class Agent(BaseAgent):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        finish(self._context.running_host.close(error))
+        finish(self.agent_context.running_host.close(error))
 
     def run_command(
         self,
@@ -90,7 +90,9 @@ class Agent(BaseAgent):
         reports, in the thread that runs the command. Raises NotFound, InvalidValue for wrong arguments, and
         CommandFailed if the command raised; errors of the store are raised unchanged.
         """
-        return finish(self._run_command(name, args, conversation_id, directory, progress))
+        return finish(
+            self.agent_context.run_command(name, args, conversation_id, directory, progress, self.conversation_defaults)
+        )
 
     def activate(self, *, client: str | None = None, conversation_id: str | None = None) -> Event:
         """Notify every replica that a client, by default the agent's own, now uses this agent; return the event.
@@ -98,19 +100,19 @@ class Agent(BaseAgent):
         The event also names the conversation, by default the current one. The client's previous agent is deactivated:
         see `activate_agent` of the store.
         """
-        return finish(self._activate(client, conversation_id))
+        return finish(self.agent_context.activate(client, conversation_id))
 
     def change_directory(self, new_path: str, *, client: str | None = None) -> Event:
         """Notify every replica that the user of a client, by default the agent's own, now works from this folder."""
-        return finish(self._change_directory(new_path, client))
+        return finish(self.agent_context.change_directory(new_path, client))
 
     def status(self) -> Status:
         """Return and log the status of this replica of the agent, after `on_status` has run. SIGUSR1 does the same."""
-        return finish(self._context.running_host.status(self.name))
+        return finish(self.agent_context.running_host.status(self.agent_context.name))
 
     def reload(self) -> None:
         """Read the config file again, and call `on_config_update` if it changed. SIGHUP does the same."""
-        finish(self._context.running_host.reload(self.name))
+        finish(self.agent_context.running_host.reload(self.agent_context.name))
 
 
 class Host:

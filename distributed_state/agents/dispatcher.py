@@ -168,30 +168,32 @@ class Dispatcher:
         client = _text(event, "client")
         id = _text(event, "conversation_id")
         meant = _text(event, "agent")
-        concerned = [agent for agent in self._concerned(event) if meant in ("", agent.name)]
+        concerned = [agent for agent in self._concerned(event) if meant in ("", agent.agent_context.name)]
         # A client has one agent. The publisher of a switch may not know the previous one, so the one known here is
         # named.
-        had = [a.name for a in concerned if client in a.agent_context.active_for and a.name != after]
+        contexts = [agent.agent_context for agent in concerned]
+        had = [context.name for context in contexts if client in context.active_for and context.name != after]
         before = before or next(iter(had), before)
-        for agent in concerned:
+        for agent, context in zip(concerned, contexts, strict=True):
             if id and _follows(agent, event):
-                agent.agent_context.conversation_id = id
-            if agent.name in (before, *had) and agent.name != after:
-                agent.agent_context.active_for.discard(client)
-                agent.active = bool(agent.agent_context.active_for)
+                context.conversation_id = id
+            if context.name in (before, *had) and context.name != after:
+                context.active_for.discard(client)
+                agent.active = bool(context.active_for)
                 if agent.pause_when_inactive and not agent.active:
-                    agent.pause()
+                    context.set_paused(True)
                 await self._runner.run(agent, "on_agent_deactivated", {"next_agent": after}, event, id)
-        for agent in concerned:
-            if agent.name == after:
-                agent.agent_context.active_for.add(client)
+        for agent, context in zip(concerned, contexts, strict=True):
+            if context.name == after:
+                context.active_for.add(client)
                 agent.active = True
-                if agent.pause_when_inactive:
-                    agent.resume()
                 if id and await self._is_there(agent, id):
                     await self._arrive(agent, event, id)
                 arguments = {"previous_agent": before, "conversation_id": id}
                 await self._runner.run(agent, "on_agent_activated", arguments, event, id)
+                if agent.pause_when_inactive:
+                    # After the hook, which may check `self.paused` to resume its own background work.
+                    context.set_paused(False)
         return True
 
     async def _directory_changed(self, event: Event) -> bool:
@@ -212,7 +214,7 @@ class Dispatcher:
         name = event.data.get("agent", "")
         if event.subject != RECORD.text:
             return False
-        concerned = [agent for agent in self._agents if name in ("", agent.name)]
+        concerned = [agent for agent in self._agents if name in ("", agent.agent_context.name)]
         if concerned:
             await self._configs.take_newest(concerned, event)
         return True
@@ -301,8 +303,8 @@ class ConfigUpdates:
         now = self._port.monotonic()
         for agent in agents:
             every = _WATCH_EVERY if agent.watch_config is None else agent.watch_config
-            if every and now - self._watched.get(agent.name, 0.0) >= every:
-                self._watched[agent.name] = now
+            if every and now - self._watched.get(agent.agent_context.name, 0.0) >= every:
+                self._watched[agent.agent_context.name] = now
                 if await self._port.thread(agent.agent_context.config.touched):
                     await self.reload(agent)
 
@@ -339,4 +341,4 @@ class Given:
 
     def newest(self, agent: BaseAgent) -> config.Spread | None:
         """The newest config for this agent, set by its name or for all agents."""
-        return config.newest(self.fields, agent.name, self.version)
+        return config.newest(self.fields, agent.agent_context.name, self.version)

@@ -179,7 +179,7 @@ class HostRun:
                 try:
                     await work(agent)
                 except Exception:
-                    log.exception("agent %s: the action requested by a signal failed", agent.name)
+                    log.exception("agent %s: the action requested by a signal failed", agent.agent_context.name)
 
         self._worker.add_task(each, urgent=True)
 
@@ -189,7 +189,7 @@ class HostRun:
         return status
 
     def _named(self, name: str) -> BaseAgent:
-        return next(agent for agent in self._agents if agent.name == name)
+        return next(agent for agent in self._agents if agent.agent_context.name == name)
 
     async def wait(self, agent: str, seconds: float | None) -> bool:
         """Wait `seconds`, and longer while the agent is paused; False as soon as it is stopping."""
@@ -206,7 +206,7 @@ class HostRun:
         """Stop the agents, from any thread; a second call stops them without waiting for running work."""
         self._shutdown.request(max(each.shutdown_timeout for each in self._agents))
         for agent in self._agents:
-            self.wake(agent.name)
+            self.wake(agent.agent_context.name)
         self.loops.over.set()
 
     async def close(self, error: BaseException | None) -> None:
@@ -287,12 +287,12 @@ async def measure(agent: BaseAgent, waiting: int) -> Status:
         tiers = {}
         context.display.log("WARNING", "no figures of the tiers", {"error": str(error)})
     status = Status(
-        agent=agent.name,
+        agent=agent.agent_context.name,
         replica=services.store.replica,
         uptime=round(services.port.monotonic() - context.began, 3) if context.began else 0.0,
-        requests=agent.requests,
-        errors=agent.errors,
-        error_rate=round(100 * agent.errors / agent.requests, 2) if agent.requests else 0.0,
+        requests=context.requests,
+        errors=context.errors,
+        error_rate=round(100 * context.errors / context.requests, 2) if context.requests else 0.0,
         queue_size=agent.queue_size + waiting,
         memory_mb=round(memory_mb(), 1),
         conversations=context.conversations,

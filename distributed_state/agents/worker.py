@@ -184,8 +184,8 @@ class HookRunner:
             log("WARNING", "a hook is run again", about | {"error": _text(error)})
 
         began = self._port.monotonic()
-        self.running = (began, f"{agent.name}.{name}")
-        agent.requests += 1
+        self.running = (began, f"{agent.agent_context.name}.{name}")
+        agent.agent_context.requests += 1
         try:
             once = partial(self._call, agent, name, arguments, conversation_id, last_state)
             if event is not None or conversation_id:
@@ -193,7 +193,7 @@ class HookRunner:
             else:
                 await once()
         except Exception as error:  # noqa: BLE001 - the other hooks still have to run
-            agent.errors += 1
+            agent.agent_context.errors += 1
             log("ERROR", "a hook failed", about | {"error": _text(error)}, error)
         finally:
             self.running = None
@@ -203,7 +203,7 @@ class HookRunner:
 
     async def run_required(self, agent: BaseAgent, name: str) -> None:
         """Run a hook that must succeed for the agent to start: its exception is raised here."""
-        self.running = (self._port.monotonic(), f"{agent.name}.{name}")
+        self.running = (self._port.monotonic(), f"{agent.agent_context.name}.{name}")
         try:
             await self._call(agent, name, {}, "", None)
         finally:
@@ -261,7 +261,7 @@ class MainLoops:
         self._port = port
         self._shutdown = shutdown
         self._stop = stop
-        self._changed = {agent.name: port.signal() for agent in agents}
+        self._changed = {agent.agent_context.name: port.signal() for agent in agents}
         self.over = port.signal()  # set: one has ended, or all are stopping
         self.running = 0
         self.jobs: list[Job] = []
@@ -270,7 +270,10 @@ class MainLoops:
         """Run the main loops, unless the agents are already stopping."""
         agents = () if self._shutdown.requested else self._agents
         self.running = len(agents)
-        self.jobs = [self._port.spawn_here(partial(self._run, agent), f"{agent.name} main loop") for agent in agents]
+        self.jobs = [
+            self._port.spawn_here(partial(self._run, agent), f"{agent.agent_context.name} main loop")
+            for agent in agents
+        ]
 
     async def join(self) -> None:
         """Wait until all have ended, one has failed, or the agents are stopping."""
@@ -285,7 +288,7 @@ class MainLoops:
             self._shutdown.fail(error)
             self._stop()
         except Exception as error:  # noqa: BLE001 - raised at the end
-            agent.errors += 1
+            agent.agent_context.errors += 1
             fields = {"error": f"{type(error).__name__}: {error}"}
             agent.agent_context.display.log("ERROR", "main_loop failed", fields, error)
             self._shutdown.fail(error)
@@ -296,7 +299,7 @@ class MainLoops:
     async def wait(self, agent: str, seconds: float | None) -> bool:
         """Wait `seconds`, and longer while the agent is paused; False as soon as it is stopping."""
         changed = self._changed[agent]
-        context = next(each.agent_context for each in self._agents if each.name == agent)
+        context = next(each.agent_context for each in self._agents if each.agent_context.name == agent)
         end = None if seconds is None else self._port.monotonic() + seconds
         while not self._shutdown.requested:
             left = _LOOK_EVERY if end is None else end - self._port.monotonic()

@@ -18,6 +18,7 @@ import pytest
 from below import ROOT
 from daemon import Here, started
 
+from distributed_state import ConfigurationError
 from distributed_state.adapters.opperator import CommandExposure, LogLevel, OpperatorAgent, SecretError
 
 embedded = pytest.mark.only(face="blocking", warm="fake", cold="memory")
@@ -123,6 +124,66 @@ def test_a_script_runs_alone_where_its_input_is_no_pipe(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": path, "DISTRIBUTED_STATE_ARCHIVE": "memory"},
     )  # fmt: skip
     assert (ran.returncode, ran.stdout) == (0, b"")
+
+
+class Pasted(OpperatorAgent):
+    """Its author uses names that the adapter uses, too."""
+
+    pause_when_inactive = True
+
+    def __init__(self, store: Any) -> None:
+        super().__init__("pasted", store=store)
+        self.paused = False
+        self.requests: list[str] = []
+        self.errors: dict[str, str] = {}
+        self.status = self.wait = "a text"  # type: ignore[assignment, method-assign]
+        self._context = self._commands = None
+        self.name = "Pasted"
+        self.monitors = False
+
+    def initialize(self) -> None:
+        self.register_command("go", self.go)
+
+    def go(self) -> list[Any]:
+        self.requests.append("go")
+        return [self.requests, self.errors, self._context, self.paused, self.monitors]
+
+    def stop(self) -> None:  # type: ignore[override]
+        raise AssertionError("not the adapter's to call")
+
+    pause = resume = follow = run_command = _run_command = _activate = _change_directory = _model = stop  # type: ignore[assignment]
+
+    def on_agent_activated(self, previous_agent: str | None, conversation_id: str) -> None:
+        if self.paused:
+            self.paused = False
+            self.monitors = True
+
+    def on_agent_deactivated(self, next_agent: str | None) -> None:
+        if self.pause_when_inactive:
+            self.paused = True
+            self.monitors = False
+
+
+@embedded
+async def test_names_that_the_author_also_uses_are_the_authors(store: Any) -> None:
+    with Here(Pasted(store.it)) as daemon:
+        assert daemon.ask("go") == [["go"], {}, None, False, False]
+        daemon.tell("conversation_switched", conversation_id="c", previous_id="", message_count=0)
+        daemon.tell("agent_activated", previous_agent=None, conversation_id="c")
+        daemon.tell("agent_deactivated", next_agent=None)
+        assert daemon.ask("go")[3:] == [True, False]
+        daemon.tell("agent_activated", previous_agent=None, conversation_id="c")
+        assert daemon.ask("go")[3:] == [False, True], "the hook found the agent paused, and resumed its own work"
+        assert not [each for each in daemon.of("log") if each["level"] in ("error", "warning")]
+    assert daemon.failed is None
+
+
+@embedded
+@pytest.mark.parametrize("name", ["client", "config", "conversation_id", "listeners", "store"])
+async def test_an_attribute_that_cannot_be_set_is_named(store: Any, name: str) -> None:
+    agent = OpperatorAgent("plain", store=store.it)
+    with pytest.raises(ConfigurationError, match=rf"OpperatorAgent\.{name} .* give your own attribute another name"):
+        setattr(agent, name, None)
 
 
 @contextmanager

@@ -222,7 +222,7 @@ async def test_other_replicas_hear_after_it_with_the_last_state_readable(opener:
             "none": 7,
         }
         assert "session:c" not in tiers(there).hot.entries
-        assert agent.errors == 0
+        assert agent.agent_context.errors == 0
 
 
 class Deleter(Recorder):
@@ -403,7 +403,7 @@ async def test_unknown_and_malformed_events_are_not_fatal(store: Any) -> None:
         ]
         assert agent.of("switched") == [("switched", "x", "", 0, [])]
         assert agent.of("directory") == [("directory", "", "")]
-        assert agent.errors == 0
+        assert agent.agent_context.errors == 0
 
 
 class Poisoned(Recorder):
@@ -427,7 +427,7 @@ async def test_a_hook_that_fails_or_is_slow_is_logged_with_its_event(store: Any,
             await store.session(id).set("a", 1)
         await until(lambda: len(other.of("new")) == 3)
         assert [seen[1] for seen in agent.of("new")] == ["slow", "good"]
-        assert (agent.errors, other.errors) == (1, 0)
+        assert (agent.agent_context.errors, other.agent_context.errors) == (1, 0)
     failed, slow = ([r for r in caplog.records if word in r.getMessage()] for word in ("hook failed", "slow hook"))
     assert [(r.levelname, r.agent, r.fields["subject"]) for r in failed] == [("ERROR", "Poisoned", "session:poison")]
     assert "LookupError: no such thing" in failed[0].fields["error"]
@@ -642,7 +642,7 @@ async def test_commands_run_on_the_conversation_with_checked_arguments(store: An
         with pytest.raises(CommandFailed, match="LookupError: nothing there") as caught:
             await ask(agent, "run_command", "fail")
         assert isinstance(caught.value.__cause__, LookupError)
-        assert agent.errors == 1
+        assert agent.agent_context.errors == 1
     assert await store.session("a").get("notes") == ["x", "x"]
 
 
@@ -753,7 +753,7 @@ async def test_figures_are_logged_with_a_warning_beyond_their_limits(store: Any,
     async with hosted(agent):
         for id in ("a", "b", "poison"):
             await store.session(id).set("x", 1)
-        await until(lambda: agent.errors)
+        await until(lambda: agent.agent_context.errors)
         agent.queue_size = 1001
         status = await ask(agent, "status")
         assert (status.requests, status.errors, status.error_rate, status.conversations) == (3, 1, 33.33, 3)
@@ -850,7 +850,7 @@ async def test_what_main_loop_raises_does_not_end_the_body_of_a_with_but_comes_o
     assert agent.saw[-1] == ("cleanup",)
     with pytest.raises(ZeroDivisionError):  # that of the body says more
         async with entered(agent):
-            await until(lambda: agent.errors == 2)
+            await until(lambda: agent.agent_context.errors == 2)
             raise ZeroDivisionError
     agent.fails = False
     async with entered(agent):
@@ -1282,7 +1282,7 @@ async def test_a_hook_that_waits_for_what_it_cancelled_ends_no_other(store: Any)
     async with hosted(agent):
         for n in range(3):
             await store.emit(f"a.{n}", subject="s")
-        await until(lambda: agent.errors == 3)
+        await until(lambda: agent.agent_context.errors == 3)
     assert agent.saw == [("a.0",), ("a.1",), ("a.2",)]
 
 
@@ -1302,7 +1302,7 @@ async def test_a_hook_that_found_a_server_away_is_run_again(store: Any, failures
         await store.session("b").create()
         await until(lambda: agent.saw.count(("new", "a")) == min(failures + 1, 3) and ("new", "b") in agent.saw)
     assert len(agent.saw) == min(failures + 1, 3) + 1
-    assert agent.errors == (failures == 3)
+    assert agent.agent_context.errors == (failures == 3)
     assert len([r for r in caplog.records if "run again" in r.getMessage()]) == min(failures, 2)
 
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from distributed_state import Agent, InvalidValue, StateError, StateStore
+from distributed_state import Agent, ConfigurationError, InvalidValue, StateError, StateStore
 from distributed_state.adapters.opperator import wire
 from distributed_state.adapters.opperator.bridge import run
 
@@ -80,6 +80,14 @@ class OpperatorAgent(Agent):
         self.version = version
         self.max_async_workers = max_async_workers
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. Raises ConfigurationError for those that OpperatorAgent does not let its author set."""
+        try:
+            super().__setattr__(name, value)
+        except AttributeError as error:
+            text = f"{type(self).__name__}.{name} is an attribute of OpperatorAgent that cannot be set"
+            raise ConfigurationError(f"{text}: give your own attribute another name") from error
+
     def run(self) -> None:
         """Run under the daemon that started the process, if standard input is a pipe; otherwise run alone."""
         if _is_pipe(0):
@@ -90,12 +98,12 @@ class OpperatorAgent(Agent):
     @property
     def running(self) -> bool:
         """Whether the agent runs; set it to False to stop."""
-        return self.agent_context.host is not None and not self.stopping
+        return self.agent_context.host is not None and not self.agent_context.stopping
 
     @running.setter
     def running(self, wanted: bool) -> None:
         if not wanted:
-            self.stop()
+            self.agent_context.stop()
 
     def get_secret(self, name: str, *, timeout: float = 5.0) -> str:
         """Ask the daemon for a secret. Raises SecretError if the daemon refuses or does not answer."""

@@ -75,9 +75,13 @@ class Bridge:
 
     def __init__(self, agent: Agent | AsyncAgent, stdin: BinaryIO, stdout: BinaryIO, client: str) -> None:
         self._agent: Any = agent
-        self._client = client or agent.client or f"opperator:{_user()}@{socket.gethostname()}"
+        # Everything is called on the context or the class: the author's own methods may have the same names.
+        self._context = context = agent.agent_context
+        self._display = context.display
+        self._run_command: Any = AsyncAgent.run_command if isinstance(agent, AsyncAgent) else Agent.run_command
+        self._client = client or context.client or f"opperator:{_user()}@{socket.gethostname()}"
         self._in = Incoming(stdin, self._too_long)
-        self._out = Outgoing(stdout, self._agent.stop)
+        self._out = Outgoing(stdout, context.stop)
         self._publisher = Publisher(agent, self._client, self._call)
         self._messages: queue.SimpleQueue[wire.Command | wire.Lifecycle | None] = queue.SimpleQueue()
         self._beside: queue.SimpleQueue[tuple[wire.Command, str] | None] = queue.SimpleQueue()
@@ -90,9 +94,9 @@ class Bridge:
     def run(self) -> None:
         """Run the agent, and serve the daemon while it runs."""
         agent = self._agent
-        agent.follow(self._client)
+        self._context.follow(self._client, "")
         agent.invocation_directory = agent.invocation_directory or _directory()
-        agent.listeners.append(self._show)
+        self._display.listeners.append(self._show)
         try:
             if isinstance(agent, AsyncAgent):
                 asyncio.run(self._run())
@@ -111,7 +115,7 @@ class Bridge:
             self._messages.put(None)
             for _ in range(self._threads):
                 self._beside.put(None)
-            agent.listeners.remove(self._show)
+            self._display.listeners.remove(self._show)
             self._out.close(_LAST_LINES)
             if not self._reader.is_alive():
                 self._in.free()
@@ -149,11 +153,11 @@ class Bridge:
                 text = "log lines were dropped: the daemon reads slowly"
                 self._out.send(wire.log("warning", text, {"dropped": dropped}))
         elif kind == "started":
-            self._out.send(wire.command_registry(self._agent.visible["commands"]))
+            self._out.send(wire.command_registry(self._display.visible["commands"]))
             self._out.send(wire.ready(os.getpid(), str(getattr(self._agent, "version", ""))))
             self._begin()
             if self._out.broken:
-                self._agent.stop()  # the pipe broke before the agent could be stopped
+                self._context.stop()  # the pipe broke before the agent could be stopped
         elif kind in _SHOWN:
             self._out.send(_SHOWN[kind](content))
 
@@ -187,17 +191,17 @@ class Bridge:
                 self._ignored(error)
             except Exception as error:  # noqa: BLE001 - the next message may be valid
                 text = f"{type(error).__name__}: {error}"
-                self._agent.log("ERROR", "a message from the daemon could not be published", error=text)
+                self._display.log("ERROR", "a message from the daemon could not be published", {"error": text})
             finally:
                 self._busy.add(-1)
 
     def _handle(self, message: wire.Command | wire.Lifecycle) -> None:
         if not isinstance(message, wire.Command):
             if not self._ended:
-                with self._agent.store.acting_as(self._client):
+                with self._context.open_store.acting_as(self._client):
                     self._publisher.publish(message)
         elif message.name == wire.LIST_COMMANDS:
-            commands = wire.definitions(self._agent.visible["commands"])
+            commands = wire.definitions(self._display.visible["commands"])
             self._out.send(wire.succeeded(message.id, commands))
         elif self._is_async(message.name):
             self._busy.add(1)
@@ -206,12 +210,12 @@ class Bridge:
             self._out.send(self._answer(message, self._publisher.conversation_id))
 
     def _ignored(self, error: InvalidValue) -> None:
-        self._agent.log("WARNING", "ignored a message from the daemon", error=str(error))
+        self._display.log("WARNING", "ignored a message from the daemon", {"error": str(error)})
 
     # Commands
 
     def _is_async(self, name: str) -> bool:
-        return any(each["name"] == name and "async_enabled" in each for each in self._agent.visible["commands"])
+        return any(each["name"] == name and "async_enabled" in each for each in self._display.visible["commands"])
 
     def _work(self) -> None:
         while given := self._beside.get():
@@ -222,10 +226,11 @@ class Bridge:
 
     def _answer(self, command: wire.Command, conversation_id: str) -> bytes:
         if self._ended:
-            return wire.failed(command.id, f"{command.name}: the agent {self._agent.name} is ending")
+            return wire.failed(command.id, f"{command.name}: the agent {self._context.name} is ending")
         try:
             result = self._call(
-                self._agent.run_command,
+                self._run_command,
+                self._agent,
                 command.name,
                 command.args,
                 conversation_id=conversation_id,
@@ -237,7 +242,7 @@ class Bridge:
             text = str(error) if isinstance(error, StateError) else f"{command.name}: {type(error).__name__}: {error}"
             raised = error.__cause__ if isinstance(error, CommandFailed) else error
             if raised is not None and not isinstance(raised, StateError):
-                log.error("agent %s: command %s failed", self._agent.name, command.name, exc_info=error)
+                log.error("agent %s: command %s failed", self._context.name, command.name, exc_info=error)
             return wire.failed(command.id, text or type(error).__name__)
 
     # The end
@@ -247,13 +252,15 @@ class Bridge:
         handled = -1
         while not self._busy.wait(self._agent.shutdown_timeout):
             if handled == self._busy.done:  # one message takes longer than that
-                self._agent.stop()  # again below: the second call does not wait
+                self._context.stop()  # again below: the second call does not wait
                 break
             handled = self._busy.done
-        self._agent.stop()
+        self._context.stop()
 
     def _too_long(self, size: int) -> None:
-        self._agent.log("WARNING", "ignored a line from the daemon that is too long", bytes=size, limit=MAX_LINE)
+        self._display.log(
+            "WARNING", "ignored a line from the daemon that is too long", {"bytes": size, "limit": MAX_LINE}
+        )
 
 
 _SHOWN: dict[str, Callable[[dict[str, Any]], bytes]] = {
@@ -294,6 +301,7 @@ class Publisher:
 
     def __init__(self, agent: Any, client: str, call: Caller) -> None:
         self._agent = agent
+        self._context = agent.agent_context
         self._client = client
         self._call = call
         self._handled: deque[dict[str, Any]] = deque(maxlen=1000)
@@ -317,9 +325,9 @@ class Publisher:
             if message.conversation_id:
                 self._go_to(message.conversation_id)
                 self._begin(message.conversation_id)
-            self._agents(message.previous_agent, self._agent.name)
+            self._agents(message.previous_agent, self._context.name)
         elif isinstance(message, wire.AgentDeactivated):
-            self._agents(self._agent.name, message.next_agent)
+            self._agents(self._context.name, message.next_agent)
         else:
             self._emit("directory.changed", {"old_path": message.old_path, "new_path": message.new_path})
 
@@ -339,11 +347,11 @@ class Publisher:
         """Note that the user switched to another conversation, and return the previous one."""
         before = self.conversation_id
         self.conversation_id = id
-        self._agent.follow(self._client, id)
+        self._context.follow(self._client, id)
         return "" if before == id else before
 
     def _new(self, message: wire.NewConversation, previous_id: str) -> None:
-        session = self._agent.store.session(message.id)
+        session = self._context.open_store.session(message.id)
         while message.is_clear:
             try:
                 if self._call(session.exists, fresh=True):
@@ -361,25 +369,25 @@ class Publisher:
 
     def _begin(self, id: str) -> None:
         """Create a conversation that only the daemon knows, so that its hooks run before those that follow."""
-        session = self._agent.store.session(id)
+        session = self._context.open_store.session(id)
         if self._agent.conversation_defaults and not self._call(session.exists, fresh=True):
             with suppress(Conflict):  # another client created it in between
                 self._wait(self._call(session.create), "conversation.created", session)
 
     def _switch(self, id: str, previous_id: str, message_count: int | None) -> None:
-        session = self._agent.store.session(id)
+        session = self._context.open_store.session(id)
         place = {"previous_id": previous_id, "client": self._client, "message_count": message_count}
         try:
             version = self._call(session.switch, **place)
         except Deleted:
             # The daemon still has it, and its user continues there.
-            self._agent.log("WARNING", "a deleted conversation was created again", conversation=id)
+            self._context.display.log("WARNING", "a deleted conversation was created again", {"conversation": id})
             self._call(session.create)
             version = self._call(session.switch, **place)
         self._wait(version, "conversation.switched", session)
 
     def _delete(self, id: str) -> None:
-        store = self._agent.store
+        store = self._context.open_store
         session = store.session(id)
         try:
             if self._call(session.exists, fresh=True):
@@ -391,11 +399,11 @@ class Publisher:
 
     def _agents(self, previous: str | None, following: str | None) -> None:
         # The daemon reports a switch to both agents, to each its own half: `agent` names the agent of this half.
-        self._emit("agent.switched", {"previous_agent": previous, "next_agent": following, "agent": self._agent.name})
+        self._emit("agent.switched", {"previous_agent": previous, "next_agent": following, "agent": self._context.name})
 
     def _emit(self, type: str, data: dict[str, Any]) -> None:
         place = {"client": self._client, "conversation_id": self.conversation_id}
-        event = self._call(self._agent.store.emit, type, data | place, subject=f"client:{self._client}")
+        event = self._call(self._context.open_store.emit, type, data | place, subject=f"client:{self._client}")
         self._wait_until(lambda seen: seen["id"] == event.id)
 
     def _wait(self, version: int, type: str, session: Any) -> None:
@@ -408,9 +416,9 @@ class Publisher:
         with self._changed:
             # After a resync, missed events never arrive.
             while not any(seen["type"] == "resync" or found(seen) for seen in self._handled):
-                host = self._agent.agent_context.host
+                host = self._context.host
                 if host is not None and host.working:
                     since = time.monotonic()
-                if self._closed or self._agent.stopping or time.monotonic() - since >= _ARRIVES:
+                if self._closed or self._context.stopping or time.monotonic() - since >= _ARRIVES:
                     return
                 self._changed.wait(0.2)
