@@ -412,7 +412,7 @@ def shown(state: AgentState | None) -> tuple[str, ...]:
 
 
 def read(
-    names: RecordKeys, entry: CachedRecord, history: list[Message], kind: type[AgentState] = AgentState
+    keys: RecordKeys, entry: CachedRecord, history: list[Message], kind: type[AgentState] = AgentState
 ) -> AgentState | None:
     """The state in a record, None without one. Raises CorruptState."""
     if entry.deleted or _MARK not in entry.fields:
@@ -427,18 +427,18 @@ def read(
     known |= {name: fields[_OWN + name] for name in _own_names(checked_kind(kind)) if _OWN + name in fields}
     try:
         memory["tool_calls"] = [calls[str(number)] for number in range(len(calls))]
-        found = valid({**known, "session_id": names.ref.id, "phase": phase, "history": history, "memory": memory}, kind)
+        found = valid({**known, "session_id": keys.ref.id, "phase": phase, "history": history, "memory": memory}, kind)
     except (KeyError, ValueError) as error:
-        raise CorruptState(f"{names.ref.text[:200]}: holds no agent state that can be read: {error}") from error
-    return saved(found, names, entry.epoch, entry.version)
+        raise CorruptState(f"{keys.ref.text[:200]}: holds no agent state that can be read: {error}") from error
+    return saved(found, keys, entry.epoch, entry.version)
 
 
-def saved(state: AgentState, names: RecordKeys, epoch: str, version: int) -> AgentState:
+def saved(state: AgentState, keys: RecordKeys, epoch: str, version: int) -> AgentState:
     """The state with a note that this version of its record holds it."""
     notes = {key: codec.encode(value) for key, value in state.memory.notes.items()}
     tool_calls = tuple(state.memory.tool_calls)
     return state.with_saved(
-        Saved(names.ref.text, epoch, version, _fields(state), state.phase, state.history, notes, tool_calls)
+        Saved(keys.ref.text, epoch, version, _fields(state), state.phase, state.history, notes, tool_calls)
     )
 
 
@@ -467,21 +467,21 @@ def _own_fields(state: AgentState) -> dict[str, Any]:
 # Saving
 
 
-def known(names: RecordKeys, state: AgentState) -> tuple[Saved, bool]:
+def known(keys: RecordKeys, state: AgentState) -> tuple[Saved, bool]:
     """The part of a state that this record holds according to the state, and whether it holds no state yet."""
     checked_kind(type(state))
-    if state.session_id != names.ref.id:
-        raise InvalidValue(f"{names.ref.text[:200]}: cannot hold the state of session {state.session_id!r:.80}")
+    if state.session_id != keys.ref.id:
+        raise InvalidValue(f"{keys.ref.text[:200]}: cannot hold the state of session {state.session_id!r:.80}")
     base = state.saved
-    if base is None or base.record != names.ref.text:
-        return Saved(names.ref.text, "", 0, {}, None, (), {}, ()), True
+    if base is None or base.record != keys.ref.text:
+        return Saved(keys.ref.text, "", 0, {}, None, (), {}, ()), True
     return base, False
 
 
 async def save(context: RecordContext, state: AgentState) -> AgentState:
     """Write the changes since the state was loaded, unless the record changed meanwhile; returns the saved state."""
-    names = context.keys
-    base, new = known(names, state)
+    keys = context.keys
+    base, new = known(keys, state)
 
     async def once() -> AgentState:
         nonlocal base
@@ -494,34 +494,34 @@ async def save(context: RecordContext, state: AgentState) -> AgentState:
             done = await context.commit(change.draft("save_state", expected=base.version, epoch=base.epoch))
         except Conflict as conflict:
             if new:
-                shown = await messages.chosen(context.tiers, names, messages.Page(), fresh=True)
-                base = before(names, shown.entry, shown.messages(), conflict)
+                shown = await messages.chosen(context.tiers, keys, messages.Page(), fresh=True)
+                base = before(keys, shown.entry, shown.messages(), conflict)
             raise
-        return saved(whole, names, done.epoch, done.version)
+        return saved(whole, keys, done.epoch, done.version)
 
     return await (write_path.until_no_conflict(context.tiers, once) if new else once())
 
 
-def before(names: RecordKeys, entry: CachedRecord, history: list[Message], cause: Exception | None = None) -> Saved:
+def before(keys: RecordKeys, entry: CachedRecord, history: list[Message], cause: Exception | None = None) -> Saved:
     """The base for a new state. Raises InvalidValue if the record holds a state already."""
     if not entry.deleted and _MARK in entry.fields:
-        text = f"{names.ref.text[:200]}: holds a state already, at version {entry.version}; go on from load_state()"
+        text = f"{keys.ref.text[:200]}: holds a state already, at version {entry.version}; go on from load_state()"
         raise InvalidValue(text) from cause
-    return Saved(names.ref.text, entry.epoch, entry.version, {}, None, tuple(history), {}, ())
+    return Saved(keys.ref.text, entry.epoch, entry.version, {}, None, tuple(history), {}, ())
 
 
 async def base_for(
-    names: RecordKeys, entry: CachedRecord, state: AgentState, history: Callable[[], Awaitable[list[Message]]]
+    keys: RecordKeys, entry: CachedRecord, state: AgentState, history: Callable[[], Awaitable[list[Message]]]
 ) -> Saved:
     """The base for saving a state in a turn that began with this entry.
 
     Raises Conflict if the state has another base.
     """
-    base, new = known(names, state)
+    base, new = known(keys, state)
     if new:
-        return before(names, entry, await history())
+        return before(keys, entry, await history())
     if (base.epoch, base.version) != (entry.epoch, entry.version):
-        text = f"{names.ref.text[:200]}: the state was loaded at version {base.version}, the turn at {entry.version}"
+        text = f"{keys.ref.text[:200]}: the state was loaded at version {base.version}, the turn at {entry.version}"
         raise Conflict(text, version=entry.version)
     return base
 

@@ -39,17 +39,17 @@ from distributed_state.values.model import LIFETIME, MAX_ID_BYTES, PHASE, Messag
 _ROUNDS = 100
 
 
-async def read_lifetime(tiers: Tiers, names: RecordKeys) -> Lifetime:
+async def read_lifetime(tiers: Tiers, keys: RecordKeys) -> Lifetime:
     """The session's current lifetime, from Redis."""
     for _ in range(_ROUNDS):
-        if not (await read_path.load_uncached(tiers, names)).version:
+        if not (await read_path.load_uncached(tiers, keys)).version:
             return Lifetime(None, None, None)
         # One request reads all of them, so that they belong together: only a commit changes them, and it leaves them in
         # Redis.
-        version, lifetime, last_ms = await tiers.warm.command(b"HMGET", names.record, b"#v", LIFETIME, b"#t")
+        version, lifetime, last_ms = await tiers.warm.command(b"HMGET", keys.record, b"#v", LIFETIME, b"#t")
         if version is not None:
             return _lifetime_of(lifetime, last_ms)
-    raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be read")
+    raise WarmUnavailable(f"{keys.ref.text[:200]}: comes and goes faster than it can be read")
 
 
 def _lifetime_of(lifetime: bytes | None, last_ms: bytes | None) -> Lifetime:

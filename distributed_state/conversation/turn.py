@@ -317,14 +317,14 @@ class AsyncTurn(Transaction):
         return self._calls.all
 
     async def __aenter__(self) -> Self:
-        names = self._context.keys
+        keys = self._context.keys
         if self._entered:
-            raise InvalidValue(f"{names.ref.text[:200]}: a turn is entered once; session.turn() makes another")
+            raise InvalidValue(f"{keys.ref.text[:200]}: a turn is entered once; session.turn() makes another")
         self._context.allow("lock", None)
         self._context.allow("read", VERSION)
         self._clock.begin()
         try:
-            entry = await self._context.turn_begins(await read_path.hold(self._tiers, names, self._lease))
+            entry = await self._context.turn_begins(await read_path.hold(self._tiers, keys, self._lease))
             self._clock.held(self._lease.waited)
             self._workspace.entry = entry
             self._context.refuse_deleted(entry, revive=self._revive)

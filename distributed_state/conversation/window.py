@@ -243,12 +243,12 @@ PAGE = 512  # messages that are read at once
 class StoredConversation:
     """A conversation that is read from both ends. Stored messages have places from 0 on; pending messages follow."""
 
-    def __init__(self, tiers: Tiers, names: RecordKeys, entry: CachedRecord, bounds: Bounds) -> None:
+    def __init__(self, tiers: Tiers, keys: RecordKeys, entry: CachedRecord, bounds: Bounds) -> None:
         self._tiers = tiers
-        self._names = names
+        self._names = keys
         self._bounds = bounds
         self.entry = CachedRecord(entry.codec, entry.epoch, entry.version, entry.fields, dict(entry.messages))
-        self.runs = [] if entry.deleted else message_ranges.segments(names.ref.text, entry.fields)
+        self.runs = [] if entry.deleted else message_ranges.segments(keys.ref.text, entry.fields)
         self.length = message_ranges.count(self.runs)
         self.bytes = 0
         self._known: dict[int, tuple[Message, int]] = {}
@@ -384,12 +384,12 @@ class _Fitting:
 
 
 async def fit(
-    tiers: Tiers, names: RecordKeys, entry: CachedRecord, bounds: Bounds, pending: Sequence[Message] = ()
+    tiers: Tiers, keys: RecordKeys, entry: CachedRecord, bounds: Bounds, pending: Sequence[Message] = ()
 ) -> Fitted:
     """Read the newest messages, in pages, until the kept ones are known."""
     if inspect.iscoroutinefunction(bounds.summarizer) and not tiers.port.suspends:
         raise InvalidValue("a coroutine function is a summarizer for asyncio only, not for blocking code")
-    it = StoredConversation(tiers, names, entry, bounds)
+    it = StoredConversation(tiers, keys, entry, bounds)
     return await _Fitting(it, bounds, pending).fit(tiers.settings.recent_messages)
 
 
@@ -414,14 +414,14 @@ Keep = Callable[[CachedRecord, bytes], Awaitable[Any]]
 async def of_session(context: RecordContext, bounds: Bounds) -> Window:
     """The window of a stored conversation. A new summary is made under the session's lock."""
     tiers = context.tiers
-    names = context.keys
+    keys = context.keys
     fresh = False
 
     async def fitted() -> Fitted:
         nonlocal fresh
-        entry = await read_path.read(tiers, names, fresh=fresh)
+        entry = await read_path.read(tiers, keys, fresh=fresh)
         fresh = True
-        return await fit(tiers, names, entry, bounds)
+        return await fit(tiers, keys, entry, bounds)
 
     first = await write_path.until_no_conflict(tiers, fitted)
     if first.target == first.floor:
@@ -436,7 +436,7 @@ async def of_session(context: RecordContext, bounds: Bounds) -> Window:
 
     async with _alone(context, bounds.wait):
         return await summarized(
-            tiers, names, bounds, look=lambda: read_path.read(tiers, names, fresh=True), keep=keep
+            tiers, keys, bounds, look=lambda: read_path.read(tiers, keys, fresh=True), keep=keep
         )  # fmt: skip
 
 
@@ -453,7 +453,7 @@ def _alone(context: RecordContext, wait: float) -> AbstractAsyncContextManager[A
 
 
 async def summarized(
-    tiers: Tiers, names: RecordKeys, bounds: Bounds, *, look: Look, keep: Keep, pending: Sequence[Message] = ()
+    tiers: Tiers, keys: RecordKeys, bounds: Bounds, *, look: Look, keep: Keep, pending: Sequence[Message] = ()
 ) -> Window:
     """Summarize until the window fits. The caller holds the session's lock.
 
@@ -461,11 +461,11 @@ async def summarized(
     that it was made from, or raises Conflict. `pending` messages follow the stored ones and are always kept.
     """
     for _ in range(tiers.settings.conflict_retries):
-        fitted = await fit(tiers, names, await look(), bounds, pending)
+        fitted = await fit(tiers, keys, await look(), bounds, pending)
         if fitted.target == fitted.floor:
             return fitted.window
-        await _summarize(fitted, bounds, names.ref.text[:200], keep)
-    raise Conflict(f"{names.ref.text[:200]}: its messages change faster than they can be summarized")
+        await _summarize(fitted, bounds, keys.ref.text[:200], keep)
+    raise Conflict(f"{keys.ref.text[:200]}: its messages change faster than they can be summarized")
 
 
 async def _summarize(fitted: Fitted, bounds: Bounds, record: str, keep: Keep) -> None:

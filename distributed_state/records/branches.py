@@ -66,19 +66,19 @@ def shown(found: Branched) -> Branch:
     )
 
 
-async def entries(tiers: Tiers, names: RecordKeys, branch: str) -> list[JournalEntry]:
+async def entries(tiers: Tiers, keys: RecordKeys, branch: str) -> list[JournalEntry]:
     """The commits of a branch, by version."""
-    return await tiers.port.sql(tiers.cold.branches.entries, names.ref.text, checked(branch))
+    return await tiers.port.sql(tiers.cold.branches.entries, keys.ref.text, checked(branch))
 
 
-async def items_of(tiers: Tiers, names: RecordKeys, branch: str, found: BranchState) -> tuple[int, dict[bytes, bytes]]:
+async def items_of(tiers: Tiers, keys: RecordKeys, branch: str, found: BranchState) -> tuple[int, dict[bytes, bytes]]:
     """The items of a state on a branch: the version of the record whose items it inherits (0: none), and its own items.
 
     The own items are by collection, NUL and key; a deleted item has an empty frame.
     """
     shown: tuple[int, dict[bytes, bytes]] = (found.base, {})
     past = {found.base: shown}
-    for entry in await entries(tiers, names, branch):
+    for entry in await entries(tiers, keys, branch):
         if entry.version > found.state.version:
             break
         for kind, name, value in unpack(entry.data):
@@ -91,11 +91,11 @@ async def items_of(tiers: Tiers, names: RecordKeys, branch: str, found: BranchSt
     return shown
 
 
-async def state_at(tiers: Tiers, names: RecordKeys, branch: str, version: int | None) -> BranchState:
+async def state_at(tiers: Tiers, keys: RecordKeys, branch: str, version: int | None) -> BranchState:
     """A state on a branch. Raises NotFound if the version does not exist, or too few commits are left for it."""
     if version is not None and (type(version) is not int or version < 1):
         raise InvalidValue(f"a version is an int from 1 on, not {version!r:.80}")
-    return await tiers.port.sql(tiers.cold.branches.state_at, names.ref.text, checked(branch), version)
+    return await tiers.port.sql(tiers.cold.branches.state_at, keys.ref.text, checked(branch), version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +139,11 @@ def messages_of(record: str, found: BranchState) -> BranchMessages:
     return BranchMessages([run for run in shared if run.start < run.stop], own, found.messages, following)
 
 
-def entry(tiers: Tiers, names: RecordKeys, found: BranchState) -> CachedRecord:
+def entry(tiers: Tiers, keys: RecordKeys, found: BranchState) -> CachedRecord:
     """A state on a branch in the form of a read record, with the branch's own messages."""
     state = found.state
     # Numbers from `first_message` on belong to the branch: the record may have reused them for other messages.
-    codec = tiers.codec_of(names.ref.text)
+    codec = tiers.codec_of(keys.ref.text)
     return CachedRecord(codec, state.epoch, state.version, state.fields, dict(found.messages))
 
 

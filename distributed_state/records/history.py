@@ -227,23 +227,23 @@ async def at(
     """
     context.allow("read", None)
     tiers = context.tiers
-    names = context.keys
+    keys = context.keys
     if branch is not None:
-        found = await branches.state_at(tiers, names, branch, version)
+        found = await branches.state_at(tiers, keys, branch, version)
         state = found.state
-        entry = branches.entry(tiers, names, found)
+        entry = branches.entry(tiers, keys, found)
     else:
-        state = await state_at(tiers, names, version)
-        entry = CachedRecord(tiers.codec_of(names.ref.text), state.epoch, state.version, state.fields, {})
-    runs = message_ranges.segments(names.ref.text, state.fields)
+        state = await state_at(tiers, keys, version)
+        entry = CachedRecord(tiers.codec_of(keys.ref.text), state.epoch, state.version, state.fields, {})
+    runs = message_ranges.segments(keys.ref.text, state.fields)
     if last is not None:
         runs = message_ranges.last(runs, last)
     size = sum(map(len, state.fields.values()))
     if most is not None and size > most:
-        raise TooLarge(f"{names.ref.text[:200]}: its fields are {size} bytes, more than {most}")
+        raise TooLarge(f"{keys.ref.text[:200]}: its fields are {size} bytes, more than {most}")
     if most is not None:
         waited.room(size)
-    shown = await messages.shown_in(tiers, names, entry, runs, None if most is None else most - size)
+    shown = await messages.shown_in(tiers, keys, entry, runs, None if most is None else most - size)
     phase = state.fields.get(PHASE)
     snapshot = Snapshot(
         version=state.version,
@@ -257,13 +257,13 @@ async def at(
     return snapshot
 
 
-async def state_at(tiers: Tiers, names: RecordKeys, version: int | None) -> State:
+async def state_at(tiers: Tiers, keys: RecordKeys, version: int | None) -> State:
     """The record's content at a version. Raises NotFound if the version does not exist, or was purged."""
     if type(version) is not int or version < 1:
         raise InvalidValue(f"a version is an int from 1 on, not {version!r:.80}")
     if version >= 2**63:
-        raise NotFound(f"{names.ref.text[:200]} has no version {version!r:.80}: no database counts so far")
-    return await read_path.archived(tiers, names, partial(tiers.cold.state_at, names.ref.text, version))
+        raise NotFound(f"{keys.ref.text[:200]} has no version {version!r:.80}: no database counts so far")
+    return await read_path.archived(tiers, keys, partial(tiers.cold.state_at, keys.ref.text, version))
 
 
 async def checkpoints(context: RecordContext, page: messages.Page) -> list[Checkpoint]:
@@ -272,11 +272,11 @@ async def checkpoints(context: RecordContext, page: messages.Page) -> list[Check
     return await named(context.tiers, context.keys, page)
 
 
-async def named(tiers: Tiers, names: RecordKeys, page: messages.Page = _ALL) -> list[Checkpoint]:
+async def named(tiers: Tiers, keys: RecordKeys, page: messages.Page = _ALL) -> list[Checkpoint]:
     """The checkpoints, without asking the policy."""
     page.checked()
     given = page.after or 0, page.before, page.limit, page.order
-    rows = await read_path.archived(tiers, names, partial(tiers.cold.checkpoints, names.ref.text, *given))
+    rows = await read_path.archived(tiers, keys, partial(tiers.cold.checkpoints, keys.ref.text, *given))
     return [Checkpoint(label, version, time_ms / 1000) for label, version, time_ms in rows]
 
 

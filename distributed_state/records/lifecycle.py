@@ -95,7 +95,7 @@ def tombstone(settings: Settings, codec: Codec, *, actor: str = "", expiry: Expi
 
 async def delete(
     tiers: Tiers,
-    names: RecordKeys,
+    keys: RecordKeys,
     hooks: Sequence[Callable[[Ref], Awaitable[None]]],
     *,
     check: Callable[[int, bool], None] | None = None,
@@ -105,9 +105,9 @@ async def delete(
     `check` raises if the record has a wrong version or is deleted; the deletion applies only at the version it
     accepted.
     """
-    entry = await read_path.read(tiers, names, fresh=True)
+    entry = await read_path.read(tiers, keys, fresh=True)
     if entry.version == 0:
-        raise NotFound(f"{names.ref.text[:200]}: there is nothing to delete")
+        raise NotFound(f"{keys.ref.text[:200]}: there is nothing to delete")
     if check is not None:
         check(entry.version, entry.deleted)
     expected = None if check is None else entry.version
@@ -116,11 +116,11 @@ async def delete(
     draft = tombstone(tiers.settings, entry.codec).draft("delete", expected=expected, deleted=again)
     if not entry.deleted:
         for hook in tuple(hooks):
-            await hook(names.ref)
+            await hook(keys.ref)
     try:
-        return (await write_path.commit(tiers, names, draft)).version
+        return (await write_path.commit(tiers, keys, draft)).version
     except Deleted:
-        return (await read_path.read(tiers, names, fresh=True)).version
+        return (await read_path.read(tiers, keys, fresh=True)).version
 
 
 log = logging.getLogger(__name__)
@@ -147,18 +147,18 @@ async def forget(tiers: Tiers, owner: str) -> int:
 
 
 async def erase(
-    tiers: Tiers, names: RecordKeys, hooks: Sequence[Callable[[Ref], Awaitable[None]]], *, actor: str = ""
+    tiers: Tiers, keys: RecordKeys, hooks: Sequence[Callable[[Ref], Awaitable[None]]], *, actor: str = ""
 ) -> bool:
     """Erase one record; False if nothing of it existed. `hooks` are awaited if it is not deleted yet.
 
     `actor` is that of the handle, escaped: the tombstone names it even if another replica finishes the erasure.
     """
-    text = names.ref.text
+    text = keys.ref.text
     found = False
-    entry = await read_path.read(tiers, names, fresh=True)
+    entry = await read_path.read(tiers, keys, fresh=True)
     if entry.version and not entry.deleted:
         for hook in tuple(hooks):
-            await hook(names.ref)
+            await hook(keys.ref)
     # Archive all partitions, to find and erase the forks that were made before this erasure was requested.
     await tiers.archiver.drain()
     await tiers.archiver.insist()
@@ -210,34 +210,33 @@ async def _bury(tiers: Tiers, noted: Sequence[Erasure], errors: list[StateError]
     """Put tombstones on these records and archive them; returns the records for which that succeeded."""
     writes: list[tuple[RecordKeys, Draft]] = []
     for each in noted:
-        names = tiers.keys.of(Ref.parse(each.record))
+        keys = tiers.keys.of(Ref.parse(each.record))
         changes = tombstone(tiers.settings, tiers.codec_of(each.record), actor=each.actor)
         # A deleted record gets another tombstone: its event reaches replicas that are disconnected now.
-        writes.append((names, changes.draft(FORGET if each.forks else ERASE, deleted="revive")))
+        writes.append((keys, changes.draft(FORGET if each.forks else ERASE, deleted="revive")))
     buried: set[int] = set()
     texts = []
-    for (names, _), result in zip(writes, await write_path.commit_many(tiers, writes) if writes else [], strict=True):
+    for (keys, _), result in zip(writes, await write_path.commit_many(tiers, writes) if writes else [], strict=True):
         if isinstance(result, StateError) and not isinstance(result, DurabilityUnknown):
             errors.append(result)
         else:
-            buried.add(names.partition)
-            texts.append(names.ref.text)
+            buried.add(keys.partition)
+            texts.append(keys.ref.text)
     await tiers.archiver.drain(sorted(buried))
     return texts
 
 
 async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
     """Remove from Redis and from this process everything that SQL has erased up to these versions."""
-    partitions = sorted({names.partition for names in done})
+    partitions = sorted({keys.partition for keys in done})
     retry = tiers.warm.retry
-    last = {names.text: version for names, version in done.items()}
+    last = {keys.text: version for keys, version in done.items()}
     places = await retry(tiers.warm.partitions.states, [tiers.keys.partition(each) for each in partitions])
     calls = []
-    for names, version in done.items():
-        notice = f"{places[names.partition].epoch} {version + 1} {tiers.replica} -"
-        keys = [names.record, names.hydration, names.channel, names.lifetimes, names.items]
-        keys += [names.leases, names.lock]
-        calls.append((DROP, keys, [version, notice, names.text]))
+    for keys, version in done.items():
+        notice = f"{places[keys.partition].epoch} {version + 1} {tiers.replica} -"
+        touched = [keys.record, keys.hydration, keys.channel, keys.lifetimes, keys.items, keys.leases, keys.lock]
+        calls.append((DROP, touched, [version, notice, keys.text]))
     for answer in await retry(tiers.port.scripts, calls):
         if isinstance(answer, StateError):
             raise answer
@@ -247,8 +246,8 @@ async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
         # The journal keeps its last entry; a mark takes the place of the tombstone there.
         await retry(tiers.warm.partitions.mark, keys_of, places[partition].epoch)
     await tiers.archiver.drain(partitions)
-    for names in done:
-        tiers.hot.forget(names.ref.text)
+    for keys in done:
+        tiers.hot.forget(keys.ref.text)
 
 
 def _is_about(last: Mapping[bytes, int], head: bytes) -> bool:

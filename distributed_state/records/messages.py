@@ -93,85 +93,85 @@ class Shown:
             yield self.entry.codec.written_to(run.source).read_message, range(run.start, run.stop)
 
 
-async def chosen(tiers: Tiers, names: RecordKeys, page: Page, *, fresh: bool, most: int | None = None) -> Shown:
+async def chosen(tiers: Tiers, keys: RecordKeys, page: Page, *, fresh: bool, most: int | None = None) -> Shown:
     """The messages of a page, oldest first, and the version of the record that shows them.
 
     Raises TooLarge if their stored form exceeds `most` bytes; reading then stops near that limit.
     """
-    entry = await read_path.read(tiers, names, fresh=fresh)
+    entry = await read_path.read(tiers, keys, fresh=fresh)
     while True:
         for whole in (False, True):
             if entry.deleted:
                 return Shown(entry, [], {})
-            runs = page.of(message_ranges.segments(names.ref.text, entry.fields))
+            runs = page.of(message_ranges.segments(keys.ref.text, entry.fields))
             if whole or holds(entry.messages, runs):
                 break
             # Hot keeps only recent messages; Redis holds all that may not be in SQL yet.
-            entry = await read_path.load_whole(tiers, names, entry)
+            entry = await read_path.load_whole(tiers, keys, entry)
         try:
-            return await shown_in(tiers, names, entry, runs, most)
+            return await shown_in(tiers, keys, entry, runs, most)
         except TooLarge:
             raise
         except StateError as error:
             seen = entry
-            entry = await read_path.read(tiers, names, fresh=True)
+            entry = await read_path.read(tiers, keys, fresh=True)
             if type(error) is not StateError or (seen.epoch, seen.version) == (entry.epoch, entry.version):
                 raise
             # The record was erased or purged since it was read above.
 
 
-async def message(tiers: Tiers, names: RecordKeys, number: int, *, fresh: bool) -> Message:
+async def message(tiers: Tiers, keys: RecordKeys, number: int, *, fresh: bool) -> Message:
     """The message of this number. Raises NotFound if the conversation does not show it."""
     if type(number) is not int or number < 0:
         raise InvalidValue(f"a message's number is an int from 0 on, not {number!r:.80}")
-    found = (await chosen(tiers, names, Page(after=number - 1, before=number + 1), fresh=fresh)).messages()
+    found = (await chosen(tiers, keys, Page(after=number - 1, before=number + 1), fresh=fresh)).messages()
     if not found:
-        raise NotFound(f"{names.ref.text[:200]}: shows no message {number}")
+        raise NotFound(f"{keys.ref.text[:200]}: shows no message {number}")
     return found[0].looked_at()
 
 
-async def last_of(tiers: Tiers, names: RecordKeys, entry: CachedRecord, last: int | None) -> list[Message]:
+async def last_of(tiers: Tiers, keys: RecordKeys, entry: CachedRecord, last: int | None) -> list[Message]:
     """The last messages, or all, of a record that was read; messages that the entry lacks are read from SQL."""
     if entry.deleted:
         return []
     page = Page(last=last)
-    runs = page.of(message_ranges.segments(names.ref.text, entry.fields))
+    runs = page.of(message_ranges.segments(keys.ref.text, entry.fields))
     if not holds(entry.messages, runs):
-        entry = await read_path.load_whole(tiers, names, entry)
-        runs = page.of(message_ranges.segments(names.ref.text, entry.fields))
-    return (await shown_in(tiers, names, entry, runs)).messages()
+        entry = await read_path.load_whole(tiers, keys, entry)
+        runs = page.of(message_ranges.segments(keys.ref.text, entry.fields))
+    return (await shown_in(tiers, keys, entry, runs)).messages()
 
 
 async def shown_in(
-    tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[Segment], most: int | None = None
+    tiers: Tiers, keys: RecordKeys, entry: CachedRecord, runs: list[Segment], most: int | None = None
 ) -> Shown:
     """The stored form of every message in these runs. Raises TooLarge if that is more than `most` bytes."""
-    known = await _found(tiers, names, entry, runs, most)
+    known = await _found(tiers, keys, entry, runs, most)
     if not holds(known, runs):
         # When a fork is archived, it gets copies of messages that its source no longer has.
-        await read_path.reach(tiers, names)
-        known = await _found(tiers, names, entry, runs, most)
+        await read_path.reach(tiers, keys)
+        known = await _found(tiers, keys, entry, runs, most)
     lacking = [number for run in runs for number in lacked(known, run)]
     if lacking:
-        raise StateError(f"{names.ref.text[:200]}: messages {lacking[0]} to {lacking[-1]} are in neither Redis nor SQL")
+        raise StateError(f"{keys.ref.text[:200]}: messages {lacking[0]} to {lacking[-1]} are in neither Redis nor SQL")
     return Shown(entry, runs, known)
 
 
 async def _found(
-    tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[Segment], most: int | None
+    tiers: Tiers, keys: RecordKeys, entry: CachedRecord, runs: list[Segment], most: int | None
 ) -> Mapping[int, bytes]:
     """Like `find`. Raises TooLarge if it is more than `most` bytes; reads a few at a time, the last first."""
     if most is None:
-        return await find(tiers, names, entry, runs)
+        return await find(tiers, keys, entry, runs)
     found: dict[int, bytes] = {}
     size, before = 0, None
     while some := message_ranges.last(message_ranges.between(runs, None, before), _TOGETHER):
-        known = await find(tiers, names, entry, some)
+        known = await find(tiers, keys, entry, some)
         part = {number: known[number] for run in some for number in range(run.start, run.stop) if number in known}
         size += sum(map(len, part.values()))
         found |= part
         if size > most:
-            raise TooLarge(f"{names.ref.text[:200]}: the last {len(found)} messages are {size} bytes, more than {most}")
+            raise TooLarge(f"{keys.ref.text[:200]}: the last {len(found)} messages are {size} bytes, more than {most}")
         waited.room(size)
         before = some[0].start
     return found
@@ -187,7 +187,7 @@ def lacked(known: Mapping[int, bytes], run: Segment) -> list[int]:
     return [*filterfalse(known.__contains__, range(run.start, run.stop))]
 
 
-async def find(tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[Segment]) -> Mapping[int, bytes]:
+async def find(tiers: Tiers, keys: RecordKeys, entry: CachedRecord, runs: list[Segment]) -> Mapping[int, bytes]:
     """The stored messages of these runs by number: all that the entry has, and from SQL the others."""
     missing = []
     for run in runs:
@@ -197,11 +197,11 @@ async def find(tiers: Tiers, names: RecordKeys, entry: CachedRecord, runs: list[
     if not missing:
         return entry.messages
     parent = entry.fields.get(PARENT, b"").decode().rpartition("@")[0] or None
-    rows = await tiers.port.sql(tiers.cold.messages, names.ref.text, missing, parent)
+    rows = await tiers.port.sql(tiers.cold.messages, keys.ref.text, missing, parent)
     # Added to the hot entry, so that the next reader of a forked or hydrated conversation finds them there.
-    hot = tiers.hot.entries.get(names.ref.text)
+    hot = tiers.hot.entries.get(keys.ref.text)
     if hot is not None and hot.epoch == entry.epoch and hot.version == entry.version:
-        shown = message_ranges.segments(names.ref.text, entry.fields)
+        shown = message_ranges.segments(keys.ref.text, entry.fields)
         recent = message_ranges.last(shown, tiers.settings.recent_messages)
         kept = {number for run in recent for number in range(run.start, run.stop)}
         hot.messages.update({number: data for number, data in rows.items() if number in kept})
@@ -226,14 +226,14 @@ async def cleanup(context: RecordContext, days: float) -> int:
     return await write_path.until_no_conflict(tiers, once)
 
 
-async def plan_cleanup(tiers: Tiers, names: RecordKeys, changes: Changes, before: float) -> tuple[Draft | None, int]:
+async def plan_cleanup(tiers: Tiers, keys: RecordKeys, changes: Changes, before: float) -> tuple[Draft | None, int]:
     """The change that hides messages committed before a time, None if there are none; and how many it hides."""
-    present = await read_path.read(tiers, names, fresh=True)
-    text = names.ref.text
+    present = await read_path.read(tiers, keys, fresh=True)
+    text = keys.ref.text
     shown = [] if present.deleted else message_ranges.segments(text, present.fields)
     if not shown:
         return None, 0
-    await read_path.reach(tiers, names)
+    await read_path.reach(tiers, keys)
     kept = await tiers.port.sql(tiers.cold.since, text, shown, int(before * 1000))
     hidden = message_ranges.count(shown) - message_ranges.count(kept)
     if not hidden:

@@ -85,15 +85,15 @@ async def rollback(context: RecordContext, target: Target, *, note: Note | None 
     return await write_path.until_no_conflict(context.tiers, once)
 
 
-async def plan(tiers: Tiers, names: RecordKeys, changes: Changes, to: Target, note: Note | None = None) -> Draft:
+async def plan(tiers: Tiers, keys: RecordKeys, changes: Changes, to: Target, note: Note | None = None) -> Draft:
     """The change that restores an earlier state; it applies only at the version that it was made for."""
-    present = await read_path.read(tiers, names, fresh=True)
-    version = await _version_of(tiers, names, present, to)
-    target = await history.state_at(tiers, names, version)
+    present = await read_path.read(tiers, keys, fresh=True)
+    version = await _version_of(tiers, keys, present, to)
+    target = await history.state_at(tiers, keys, version)
     if target.deleted:
-        raise Deleted(f"{names.ref.text[:200]}: was deleted at version {version} already", version=version)
+        raise Deleted(f"{keys.ref.text[:200]}: was deleted at version {version} already", version=version)
     _restore(changes, present, target)
-    if ITEMS in present.fields and await _items_differ(tiers, names, present, target):
+    if ITEMS in present.fields and await _items_differ(tiers, keys, present, target):
         changes.layer(version if ITEMS in target.fields else 0)
     changes.reserved(RESTORED, b"%d" % version)  # the next rollback counts its steps back from this version
     changes.undelete()  # this also forces a commit if nothing differs
@@ -103,32 +103,32 @@ async def plan(tiers: Tiers, names: RecordKeys, changes: Changes, to: Target, no
     return changes.draft("rollback", expected=present.version, epoch=present.epoch, deleted="revive")
 
 
-async def _version_of(tiers: Tiers, names: RecordKeys, present: CachedRecord, to: Target) -> int:
+async def _version_of(tiers: Tiers, keys: RecordKeys, present: CachedRecord, to: Target) -> int:
     if to.version is not None:
         return to.version
     if to.steps is not None:
         if to.steps >= present.version:
-            text = f"{names.ref.text[:200]}: has had {present.version} commits, {to.steps} back there is none"
+            text = f"{keys.ref.text[:200]}: has had {present.version} commits, {to.steps} back there is none"
             raise NotFound(text)
-        back = partial(tiers.cold.step_back, names.ref.text, present.version, to.steps)
-        return await read_path.archived(tiers, names, back)
+        back = partial(tiers.cold.step_back, keys.ref.text, present.version, to.steps)
+        return await read_path.archived(tiers, keys, back)
     if to.label is not None:
-        labelled = [each for each in await history.named(tiers, names) if each.label == to.label]
+        labelled = [each for each in await history.named(tiers, keys) if each.label == to.label]
         if not labelled:
-            raise NotFound(f"{names.ref.text[:200]}: no checkpoint {to.label!r}")
+            raise NotFound(f"{keys.ref.text[:200]}: no checkpoint {to.label!r}")
         return labelled[-1].version
     count = to.checkpoints or 1
-    newest = await history.named(tiers, names, shown_messages.Page(limit=count, order="desc"))
+    newest = await history.named(tiers, keys, shown_messages.Page(limit=count, order="desc"))
     if len(newest) < count:
-        raise NotFound(f"{names.ref.text[:200]}: has {len(newest)} checkpoints, not {count}")
+        raise NotFound(f"{keys.ref.text[:200]}: has {len(newest)} checkpoints, not {count}")
     return newest[-1].version
 
 
-async def _items_differ(tiers: Tiers, names: RecordKeys, present: CachedRecord, target: State) -> bool:
+async def _items_differ(tiers: Tiers, keys: RecordKeys, present: CachedRecord, target: State) -> bool:
     """Whether items may have changed since that state; if not, the newest items stay in Redis."""
     if present.fields[ITEMS] != target.fields.get(ITEMS):
         return True
-    return await tiers.port.sql(tiers.cold.items_changed_since, names.ref.text, target.version)
+    return await tiers.port.sql(tiers.cold.items_changed_since, keys.ref.text, target.version)
 
 
 def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
@@ -286,7 +286,7 @@ async def fork(
 
 async def plan_fork(
     tiers: Tiers,
-    names: RecordKeys,
+    keys: RecordKeys,
     target: RecordKeys,
     changes: Changes,
     version: int | None,
@@ -296,29 +296,29 @@ async def plan_fork(
 
     Copies do not overwrite changes that are already in `changes`.
     """
-    source = names.ref.text
+    source = keys.ref.text
     form = tiers.codec_of(source)
     to = tiers.codec_of(target.ref.text)
     if branch is None:
-        state = await _past(tiers, names, version)
+        state = await _past(tiers, keys, version)
         begun = items = state.version
         runs = message_ranges.segments(source, state.fields)
         following = int(state.fields.get(NEXT, b"0"))
     else:
-        found = await branches.state_at(tiers, names, branch, version)
+        found = await branches.state_at(tiers, keys, branch, version)
         state = found.state
         begun = found.base
         shown = branches.messages_of(source, found)
         runs = shown.runs(target.ref.text)
         following = shown.following
         changes.copy_messages(shown.copied(form, to))
-        items = await _copy_items(tiers, names, to, changes, branch, found)
+        items = await _copy_items(tiers, keys, to, changes, branch, found)
     if state.deleted:
-        raise Deleted(f"{names.ref.text[:200]}: deleted at version {state.version}", version=state.version)
+        raise Deleted(f"{keys.ref.text[:200]}: deleted at version {state.version}", version=state.version)
     # The source is archived first, so that a fork of a record that is being erased is noted in SQL and erased too.
     # Otherwise forks of forks could be made as fast as they are erased.
-    if await tiers.port.sql(partial(tiers.cold.pending, names=[names.ref.text])):
-        raise Deleted(f"{names.ref.text[:200]}: is being erased")
+    if await tiers.port.sql(partial(tiers.cold.pending, names=[keys.ref.text])):
+        raise Deleted(f"{keys.ref.text[:200]}: is being erased")
     fields = state.fields
     own = {SEGMENTS, START, PARENT, DELETED, LIFETIME, RESTORED, ITEMS, *changes.fields}
     for name, value in fields.items():
@@ -353,21 +353,21 @@ def _answer(form: Codec, to: Codec, name: bytes, value: bytes, version: int) -> 
 
 
 async def _copy_items(
-    tiers: Tiers, names: RecordKeys, to: Codec, changes: Changes, branch: str, found: BranchState
+    tiers: Tiers, keys: RecordKeys, to: Codec, changes: Changes, branch: str, found: BranchState
 ) -> int:
     """Copy items that the branch changed; returns the version of the record whose items it inherits (0: none)."""
-    form = tiers.codec_of(names.ref.text)
-    below, own = await branches.items_of(tiers, names, branch, found)
+    form = tiers.codec_of(keys.ref.text)
+    below, own = await branches.items_of(tiers, keys, branch, found)
     for name, frame in own.items():
         changes.items.put_stored(name, frame and form.carry(frame, codec.item_name(name), to))
     return below
 
 
-async def _past(tiers: Tiers, names: RecordKeys, version: int | None) -> State:
-    present = await read_path.read(tiers, names, fresh=True)
+async def _past(tiers: Tiers, keys: RecordKeys, version: int | None) -> State:
+    present = await read_path.read(tiers, keys, fresh=True)
     if present.version == 0:
-        raise NotFound(f"{names.ref.text[:200]}: there is nothing to fork")
-    return await history.state_at(tiers, names, present.version if version is None else version)
+        raise NotFound(f"{keys.ref.text[:200]}: there is nothing to fork")
+    return await history.state_at(tiers, keys, present.version if version is None else version)
 
 
 def _copied(draft: Draft) -> list[str]:

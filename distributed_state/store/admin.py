@@ -240,9 +240,9 @@ class AsyncAdmin:
         Encrypted data stays encrypted. Branches come last, one line for each commit, and are not imported. Raises
         NotFound if the record never existed, ColdUnavailable rather than returning an incomplete export.
         """
-        names = self._context.keys.of(Ref(scope, id))
-        self._context.allow("admin", names.ref)
-        return await export.export(self._context.tiers(), names)
+        keys = self._context.keys.of(Ref(scope, id))
+        self._context.allow("admin", keys.ref)
+        return await export.export(self._context.tiers(), keys)
 
     async def import_(self, lines: Iterable[str], *, id: str | None = None) -> str:
         """Import an exported record, with its versions, and return its id. All or nothing.

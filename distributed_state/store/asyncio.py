@@ -410,9 +410,9 @@ class AsyncStateStore(AsyncFleet):
 
         Writes raise Deleted from then on. Its history stays until `purge`, `erase` or `forget`.
         """
-        names = self._context.keys.of(Ref(scope, id))
-        self._context.allow("write", names.ref)
-        return await lifecycle.delete(self._context.tiers(), names, self._context.deleting)
+        keys = self._context.keys.of(Ref(scope, id))
+        self._context.allow("write", keys.ref)
+        return await lifecycle.delete(self._context.tiers(), keys, self._context.deleting)
 
     async def erase(self, id: str, *, scope: str = "session") -> bool:
         """Remove a record permanently from every tier: fields, messages, history, events.
@@ -424,9 +424,9 @@ class AsyncStateStore(AsyncFleet):
         owner holds the record. Once the erasure has started, any replica that archives finishes it, even if this call
         raises; another call continues it. A fork that is being made at the same time may be erased too.
         """
-        names = self._context.keys.of(Ref(scope, id))
-        self._context.allow("admin", names.ref)
-        return await lifecycle.erase(self._context.tiers(), names, self._context.deleting)
+        keys = self._context.keys.of(Ref(scope, id))
+        self._context.allow("admin", keys.ref)
+        return await lifecycle.erase(self._context.tiers(), keys, self._context.deleting)
 
     # Many records
 

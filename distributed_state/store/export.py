@@ -42,10 +42,10 @@ class Export:
     Changes after its start are left out. If exported parts are erased or purged meanwhile, it ends with an error.
     """
 
-    def __init__(self, tiers: Tiers, names: RecordKeys) -> None:
+    def __init__(self, tiers: Tiers, keys: RecordKeys) -> None:
         self._tiers = tiers
-        self._names = names
-        self._rest = _parts(tiers.cold, names.ref)
+        self._names = keys
+        self._rest = _parts(tiers.cold, keys.ref)
 
     async def begin(self) -> list[str]:
         """The first lines. Raises NotFound if the record never existed."""
@@ -58,9 +58,9 @@ class Export:
         return await self._tiers.port.sql(next, self._rest, [])
 
 
-async def export(tiers: Tiers, names: RecordKeys) -> list[str]:
+async def export(tiers: Tiers, keys: RecordKeys) -> list[str]:
     """All of the record's lines."""
-    reading = Export(tiers, names)
+    reading = Export(tiers, keys)
     found: list[str] = []
     some = await reading.begin()
     while some:

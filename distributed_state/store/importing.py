@@ -525,10 +525,10 @@ async def import_(tiers: Tiers, given: ImportedFile) -> str:
             f"{given.ref.text[:200]}: an encrypted value was changed after it was written ({error})"
         ) from error
     ref = given.ref
-    names = tiers.keys.of(ref)
+    keys = tiers.keys.of(ref)
     # Under the lock: the record must not be created between the check and the transaction.
-    async with AsyncLease(tiers.leases, names, wait=10.0, ttl=30.0) as lease:
-        entry = await read_path.read(tiers, names, fresh=True)
+    async with AsyncLease(tiers.leases, keys, wait=10.0, ttl=30.0) as lease:
+        entry = await read_path.read(tiers, keys, fresh=True)
         if entry.version:
             raise Conflict(f"{ref.text[:200]}: exists already, at version {entry.version}", version=entry.version)
         if lease.lost:
@@ -536,16 +536,16 @@ async def import_(tiers: Tiers, given: ImportedFile) -> str:
 
         def adopt() -> None:
             tiers.cold.adopt(
-                ref.text, partition=names.partition, epoch=entry.epoch, base=taken.base,
+                ref.text, partition=keys.partition, epoch=entry.epoch, base=taken.base,
                 base_messages=taken.shared, entries=taken.entries,
                 items=taken.items,
             )  # fmt: skip
 
-        if not await tiers.warm.partitions.reserve(names, entry.epoch):
+        if not await tiers.warm.partitions.reserve(keys, entry.epoch):
             raise WarmUnavailable(f"{ref.text[:200]}: its partition was started again meanwhile; nothing was changed")
         await tiers.port.sql(adopt)
         # Replicas that read SQL before, or have the record as absent in hot, must read again.
         notice = f"{entry.epoch} {given.version} {tiers.replica} -".encode()
-        await tiers.warm.commands([(b"DEL", names.hydration), (b"SPUBLISH", names.channel, notice)])
+        await tiers.warm.commands([(b"DEL", keys.hydration), (b"SPUBLISH", keys.channel, notice)])
         tiers.hot.forget(ref.text)
     return ref.id

@@ -382,31 +382,31 @@ class _Run:
         """Reencrypt these records in Redis."""
         tiers = self._tiers
         many = [tiers.keys.of(Ref.parse(text)) for text in texts]
-        answers = await tiers.warm.commands([(b"HGETALL", names.record) for names in many])
+        answers = await tiers.warm.commands([(b"HGETALL", keys.record) for keys in many])
         windows = await self._windows(many, answers)
-        for names, answer in zip(many, answers, strict=True):
-            if names.ref.text not in self._unreadable:
+        for keys, answer in zip(many, answers, strict=True):
+            if keys.ref.text not in self._unreadable:
                 try:
-                    old = self._old(names.ref.text, dict(zip(answer[::2], answer[1::2], strict=True)))
+                    old = self._old(keys.ref.text, dict(zip(answer[::2], answer[1::2], strict=True)))
                 except CorruptState as error:
-                    self._pass_over(names.ref.text, error)
+                    self._pass_over(keys.ref.text, error)
                     continue
-                stale = bool(old) or names in windows
+                stale = bool(old) or keys in windows
                 if stale and not self._dry_run:
-                    await self._replace(names, old)
+                    await self._replace(keys, old)
                 self.done = replace(self.done, copies=self.done.copies + stale)
 
     async def _windows(self, many: Sequence[RecordKeys], records: Sequence[list[bytes]]) -> set[RecordKeys]:
         """The records that have an item in Redis under an old key."""
-        having = [names for names, record in zip(many, records, strict=True) if ITEMS in record[::2]]
-        answers = await self._tiers.warm.commands([(b"HGETALL", names.items) for names in having]) if having else []
+        having = [keys for keys, record in zip(many, records, strict=True) if ITEMS in record[::2]]
+        answers = await self._tiers.warm.commands([(b"HGETALL", keys.items) for keys in having]) if having else []
         found = set()
-        for names, answer in zip(having, answers, strict=True):
-            own = self._tiers.codec_of(names.ref.text)
+        for keys, answer in zip(having, answers, strict=True):
+            own = self._tiers.codec_of(keys.ref.text)
             for field, value in zip(answer[::2], answer[1::2], strict=True):
                 frame = value.split(b" ", 2)[-1]
                 if field[:1] == b":" and frame and own.stale(frame, codec.item_name(field[1:])):
-                    found.add(names)
+                    found.add(keys)
         return found
 
     def _old(self, text: str, stored: dict[bytes, bytes]) -> list[bytes]:
@@ -434,18 +434,18 @@ class _Run:
                 old += (name, data, own.carry(data, key, own))
         return old
 
-    async def _replace(self, names: RecordKeys, old: list[bytes]) -> None:
+    async def _replace(self, keys: RecordKeys, old: list[bytes]) -> None:
         tiers = self._tiers
-        call = (REWRITE, [names.record, names.hydration, names.channel, names.items])
-        arguments = [tiers.epoch(names.partition), tiers.replica, *old]
+        call = (REWRITE, [keys.record, keys.hydration, keys.channel, keys.items])
+        arguments = [tiers.epoch(keys.partition), tiers.replica, *old]
         answer = (await tiers.warm.scripts([(*call, arguments)]))[0]
         if isinstance(answer, StateError):
             raise answer
-        tiers.hot.forget(names.ref.text)
+        tiers.hot.forget(keys.ref.text)
         if answer[0] == b"ok" and answer[1]:
             # The record was written meanwhile, perhaps under an old key by a worker that does not have the new one yet.
-            await read_path.reach(tiers, names)
-            await self._rewrite(names.ref.text)
+            await read_path.reach(tiers, keys)
+            await self._rewrite(keys.ref.text)
 
 
 async def _forget_journal(tiers: Tiers) -> None:

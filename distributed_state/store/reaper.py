@@ -85,7 +85,7 @@ _ERASE_SECONDS = 2.0
 class Due:
     """A record in the set, with its score there."""
 
-    names: RecordKeys
+    keys: RecordKeys
     score: bytes
     epoch: str
     now_ms: int
@@ -186,7 +186,7 @@ class Reaper(JobWorker):
                 ends.append((each, self._end(each, int(version), lifetime)))
         if ends:
             await self._tiers.listening()
-        results = await write_path.commit_many(self._tiers, [(each.names, draft) for each, draft in ends])
+        results = await write_path.commit_many(self._tiers, [(each.keys, draft) for each, draft in ends])
         for (each, _), result in zip(ends, results, strict=True):
             calls += self._outcome(each, result)
         away = [result for result in results if isinstance(result, Unavailable)]
@@ -199,7 +199,7 @@ class Reaper(JobWorker):
         until_ms = field_ttl.parse_lifetime(lifetime)[1]
         reason = "lifetime" if until_ms and until_ms <= each.now_ms else "idle"
         expiry = Expiry(reason, each.now_ms / 1000)
-        changes = lifecycle.tombstone(tiers.settings, tiers.codec_of(each.names.ref.text), expiry=expiry)
+        changes = lifecycle.tombstone(tiers.settings, tiers.codec_of(each.keys.ref.text), expiry=expiry)
         return changes.draft("expire", expected=version, epoch=each.epoch)
 
     def _outcome(self, each: Due, result: Committed | StateError) -> list[Call]:
@@ -215,7 +215,7 @@ class Reaper(JobWorker):
         return []
 
     def _trouble(self, each: Due, error: StateError) -> list[Call]:
-        log.warning("it does not expire for now: %s", error, extra=log_fields(each.names.ref.text))
+        log.warning("it does not expire for now: %s", error, extra=log_fields(each.keys.ref.text))
         return [_later(each, each.now_ms + int(_TROUBLE_SECONDS * 1000))]
 
     async def _heads(self, due: Sequence[Due]) -> list[list[bytes | None]]:
@@ -229,7 +229,7 @@ class Reaper(JobWorker):
         calls = []
         for at in absent:
             try:
-                if not (await read_path.load_uncached(self._tiers, due[at].names)).version:
+                if not (await read_path.load_uncached(self._tiers, due[at].keys)).version:
                     gone.add(at)
             except Unavailable:
                 raise
@@ -242,7 +242,7 @@ class Reaper(JobWorker):
 
     async def _read_heads(self, due: Sequence[Due]) -> list[list[bytes | None]]:
         fields = (b"#v", b"#t", LIFETIME, b"#deleted")
-        answers = await self._port.exchange([(b"HMGET", each.names.record, *fields) for each in due]) if due else []
+        answers = await self._port.exchange([(b"HMGET", each.keys.record, *fields) for each in due]) if due else []
         return [[None] * 4 if isinstance(answer, Exception) else list(answer) for answer in answers]
 
     async def _send(self, calls: Sequence[Call]) -> list[Any]:
@@ -332,5 +332,5 @@ class Reaper(JobWorker):
 
 def _later(each: Due, score: int | None) -> Call:
     """Set the time in ms of the next check (None: never), unless it was changed meanwhile."""
-    names = each.names
-    return DEFER, [names.lifetimes], [names.text, each.score, b"" if score is None else score]
+    keys = each.keys
+    return DEFER, [keys.lifetimes], [keys.text, each.score, b"" if score is None else score]

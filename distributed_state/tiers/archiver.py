@@ -111,18 +111,18 @@ class Archiver:
             self._job = None
             await self._assignment.leave()
 
-    async def keep(self, names: RecordKeys, done: Committed, event: str) -> None:
+    async def keep(self, keys: RecordKeys, done: Committed, event: str) -> None:
         """Archive a commit. Raises ColdUnavailable if SQL is down or refuses it, or Redis lost it before."""
-        lost = ColdUnavailable(f"partition {names.partition}: Redis lost it before it was archived")
+        lost = ColdUnavailable(f"partition {keys.partition}: Redis lost it before it was archived")
         try:
-            if await self.reach(names.partition, done.epoch, done.offset, event):
+            if await self.reach(keys.partition, done.epoch, done.offset, event):
                 return
         except ColdUnavailable as error:
             lost = error
         # Another archiver passed its offset, or its epoch ended. SQL says whether the commit was archived or lost.
-        if not await self._port.sql(self._cold.holds, names.ref.text, done.version, event):
+        if not await self._port.sql(self._cold.holds, keys.ref.text, done.version, event):
             if why := await self._port.sql(self._cold.refusal, event):
-                raise ColdUnavailable(f"partition {names.partition}: it is in quarantine: {why}")
+                raise ColdUnavailable(f"partition {keys.partition}: it is in quarantine: {why}")
             raise lost
 
     async def reach(self, partition: int, epoch: str, offset: int, event: str) -> bool:

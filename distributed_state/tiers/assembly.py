@@ -160,20 +160,20 @@ class Tiers:
         for each in gone:
             self._epochs.pop(each.partition, None)
 
-    def listen(self, names: RecordKeys) -> Freshness | None:
+    def listen(self, keys: RecordKeys) -> Freshness | None:
         """Listen for the record's changes, if hot is in use.
 
         Returns the freshness to keep with a record that is read from now on; None: it must not be kept.
         """
-        if self._uses_hot and names.ref.text not in self._listening:
-            self._begin_listening(names)
-        return self.link.freshness(names.channel)
+        if self._uses_hot and keys.ref.text not in self._listening:
+            self._begin_listening(keys)
+        return self.link.freshness(keys.channel)
 
-    def _begin_listening(self, names: RecordKeys) -> None:
-        text = names.ref.text
+    def _begin_listening(self, keys: RecordKeys) -> None:
+        text = keys.ref.text
         silent: list[str] = []
         with self._mutex:
-            self._listening[text] = names.channel
+            self._listening[text] = keys.channel
             # Records that are read only once are not kept in hot, so subscriptions for records without a hot copy have
             # their own limit.
             while len(self._listening) - len(silent) > 2 * self.settings.hot_entries + 100:
@@ -181,7 +181,7 @@ class Tiers:
                 self._listening[oldest] = self._listening.pop(oldest)
                 if self.hot.known(oldest) is None:
                     silent.append(oldest)
-        self.link.watch(names.channel, self._handler)
+        self.link.watch(keys.channel, self._handler)
         for each in silent:
             self._stop_listening(each)
 

@@ -29,7 +29,7 @@ _LOST = "Redis lost it before it was archived"
 class Applied(NamedTuple):
     """An applied commit, and its requested level."""
 
-    names: RecordKeys
+    keys: RecordKeys
     done: Committed
     op: OpId
     level: Level
@@ -52,12 +52,12 @@ async def admit(tiers: Tiers, level: Level) -> None:
     tiers.confirming.admitted.add(level)
 
 
-async def ensure_durability(tiers: Tiers, names: RecordKeys, done: Committed, op: OpId, level: Level) -> None:
+async def ensure_durability(tiers: Tiers, keys: RecordKeys, done: Committed, op: OpId, level: Level) -> None:
     """Wait until the commit has its level.
 
     Raises DurabilityUnknown: the commit is applied, but may not have its level.
     """
-    (missed,) = await ensure_many(tiers, [Applied(names, done, op, level)])
+    (missed,) = await ensure_many(tiers, [Applied(keys, done, op, level)])
     if missed is not None:
         raise missed
 
@@ -73,11 +73,11 @@ async def ensure_many(tiers: Tiers, many: Sequence[Applied]) -> list[DurabilityU
         reasons = await _reasons(tiers, level, [many[at] for at in group])
         for at, (reason, cause) in zip(group, reasons, strict=True):
             if reason:
-                results[at] = _unknown(tiers, many[at].names, many[at].done.version, level, reason, cause)
+                results[at] = _unknown(tiers, many[at].keys, many[at].done.version, level, reason, cause)
     return results
 
 
-async def ensure_version(tiers: Tiers, names: RecordKeys, epoch: str, version: int) -> None:
+async def ensure_version(tiers: Tiers, keys: RecordKeys, epoch: str, version: int) -> None:
     """Like `ensure_durability` for the commit of a record's version, read under this epoch, at the current level.
 
     Used for the answer to a repeated request: the first one may have received DurabilityUnknown.
@@ -88,18 +88,18 @@ async def ensure_version(tiers: Tiers, names: RecordKeys, epoch: str, version: i
     await admit(tiers, level)
     reason, cause = ABSENT, None
     if level is not ARCHIVED:
-        claim = Claim(names.journal, names.meta, names.record, epoch, 0, "", version)
+        claim = Claim(keys.journal, keys.meta, keys.record, epoch, 0, "", version)
         reason, cause = (await _confirmed(tiers, level, [claim]))[0]
     if reason == ABSENT:
         # For the level `archived`: the record's version is in SQL when the whole partition is archived.
         try:
-            await tiers.archiver.drain([names.partition])
-            archived = await tiers.port.sql(tiers.cold.has_version, names.ref.text, version)
+            await tiers.archiver.drain([keys.partition])
+            archived = await tiers.port.sql(tiers.cold.has_version, keys.ref.text, version)
             reason = REACHED if archived else _LOST
         except Unavailable as error:
             reason, cause = f"it is not archived yet: {error}", error
     if reason:
-        raise _unknown(tiers, names, version, level, reason, cause)
+        raise _unknown(tiers, keys, version, level, reason, cause)
 
 
 async def ensure_event(tiers: Tiers, keys: PartitionKeys, epoch: str, offset: int, id: str) -> None:
@@ -140,7 +140,7 @@ async def _reasons(tiers: Tiers, level: Level, many: Sequence[Applied]) -> list[
         return [await _archived(tiers, each, event) for each, event in zip(many, events, strict=True)]
     claims = [
         Claim(
-            each.names.journal, each.names.meta, each.names.record, each.done.epoch, each.done.offset, event,
+            each.keys.journal, each.keys.meta, each.keys.record, each.done.epoch, each.done.offset, event,
             each.done.version, again=each.done.time_ms is None,
         )
         for each, event in zip(many, events, strict=True)
@@ -162,7 +162,7 @@ async def _confirmed(tiers: Tiers, level: Level, claims: Sequence[Claim]) -> lis
 
 async def _archived(tiers: Tiers, each: Applied, event: str) -> tuple[str, StateError | None]:
     try:
-        await tiers.archiver.keep(each.names, each.done, event)
+        await tiers.archiver.keep(each.keys, each.done, event)
     except Unavailable as error:
         return f"not yet: {error}", error
     return REACHED, None
@@ -172,9 +172,9 @@ async def _held(tiers: Tiers, each: Applied, event: str) -> tuple[str, StateErro
     """Whether SQL has exactly this change. After a repeated send it may be too far back in the journal to be found."""
     try:
         if each.done.time_ms is None:
-            await tiers.archiver.keep(each.names, each.done, event)
+            await tiers.archiver.keep(each.keys, each.done, event)
             return REACHED, None
-        if await tiers.port.sql(tiers.cold.holds, each.names.ref.text, each.done.version, event):
+        if await tiers.port.sql(tiers.cold.holds, each.keys.ref.text, each.done.version, event):
             return REACHED, None
         refused = await tiers.port.sql(tiers.cold.refusal, event)
     except Unavailable as error:
@@ -183,10 +183,10 @@ async def _held(tiers: Tiers, each: Applied, event: str) -> tuple[str, StateErro
 
 
 def _unknown(
-    tiers: Tiers, names: RecordKeys, version: int, level: Level, reason: str, cause: StateError | None
+    tiers: Tiers, keys: RecordKeys, version: int, level: Level, reason: str, cause: StateError | None
 ) -> DurabilityUnknown:
     tiers.confirming.missed[level.text] += 1
-    text = f"{names.ref.text[:200]}: version {version} is applied, but not {level.text}: {reason}"
+    text = f"{keys.ref.text[:200]}: version {version} is applied, but not {level.text}: {reason}"
     unknown = DurabilityUnknown(text, version=version)
     unknown.__cause__ = cause
     return unknown

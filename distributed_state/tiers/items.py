@@ -44,15 +44,15 @@ class Listing:
     upto: bytes | None
 
 
-async def read(tiers: Tiers, names: RecordKeys, wanted: Sequence[bytes]) -> tuple[str, dict[bytes, ItemRow]]:
+async def read(tiers: Tiers, keys: RecordKeys, wanted: Sequence[bytes]) -> tuple[str, dict[bytes, ItemRow]]:
     """The existing items among these, by collection, NUL and key, and the epoch of the answer."""
-    text = names.ref.text
+    text = keys.ref.text
     for _ in range(ROUNDS):
-        answer = await tiers.warm.read_items(names, wanted)
+        answer = await tiers.warm.read_items(keys, wanted)
         if isinstance(answer, Uninitialised):
-            await tiers.start(names.partition)
+            await tiers.start(keys.partition)
             continue
-        tiers.see(names.partition, answer.epoch)
+        tiers.see(keys.partition, answer.epoch)
         if isinstance(answer, Cold):
             found = await tiers.port.sql(partial(tiers.cold.items, text, None, wanted))
             return answer.epoch, _present(found.rows) if found else {}
@@ -60,7 +60,7 @@ async def read(tiers: Tiers, names: RecordKeys, wanted: Sequence[bytes]) -> tupl
         lacking = [name for name in wanted if name not in answer.items]
         if lacking:
             found = await tiers.port.sql(partial(tiers.cold.items, text, answer.version, lacking))
-            if not await _holds(tiers, names, answer, found):
+            if not await _holds(tiers, keys, answer, found):
                 continue
             assert found is not None
             rows |= found.rows
@@ -68,10 +68,10 @@ async def read(tiers: Tiers, names: RecordKeys, wanted: Sequence[bytes]) -> tupl
     raise WarmUnavailable(f"{text[:200]}: changes faster than its items can be read")
 
 
-async def _holds(tiers: Tiers, names: RecordKeys, window: ItemWindow, found: FoundItems | FoundPage | None) -> bool:
+async def _holds(tiers: Tiers, keys: RecordKeys, window: ItemWindow, found: FoundItems | FoundPage | None) -> bool:
     """Whether the answers of SQL and Redis agree: nothing was purged in between, and SQL has the present layer."""
     if found is not None and found.archived < window.since:
-        await reach(tiers, names)
+        await reach(tiers, keys)
         return False
     return found is not None
 
@@ -85,27 +85,27 @@ def _present(rows: dict[bytes, ItemRow]) -> dict[bytes, ItemRow]:
 
 
 async def read_at(
-    tiers: Tiers, names: RecordKeys, version: int, wanted: Sequence[bytes]
+    tiers: Tiers, keys: RecordKeys, version: int, wanted: Sequence[bytes]
 ) -> tuple[str, dict[bytes, ItemRow]]:
     """Like `read`, as of a version. Raises NotFound if the record cannot be read there."""
-    await reach(tiers, names)
-    epoch = tiers.epoch(names.partition)
-    found = await tiers.port.sql(partial(tiers.cold.items, names.ref.text, version, wanted, exact=True))
+    await reach(tiers, keys)
+    epoch = tiers.epoch(keys.partition)
+    found = await tiers.port.sql(partial(tiers.cold.items, keys.ref.text, version, wanted, exact=True))
     return epoch, _present(found.rows) if found else {}
 
 
-async def page(tiers: Tiers, names: RecordKeys, wanted: Range, limit: int) -> Listing:
+async def page(tiers: Tiers, keys: RecordKeys, wanted: Range, limit: int) -> Listing:
     """The first items of a range, at most `limit` and about a megabyte, with both tiers merged."""
-    text = names.ref.text
+    text = keys.ref.text
     for _ in range(ROUNDS):
         answer = await tiers.warm.list_items(
-            names, wanted.collection, wanted.prefix, wanted.after, wanted.before,
+            keys, wanted.collection, wanted.prefix, wanted.after, wanted.before,
             reverse=wanted.reverse, limit=limit, size=PAGE_BYTES,
         )  # fmt: skip
         if isinstance(answer, Uninitialised):
-            await tiers.start(names.partition)
+            await tiers.start(keys.partition)
             continue
-        tiers.see(names.partition, answer.epoch)
+        tiers.see(keys.partition, answer.epoch)
         if isinstance(answer, Cold):
             found = await tiers.port.sql(partial(tiers.cold.list_items, text, None, wanted, limit, PAGE_BYTES))
             if found is None:
@@ -116,17 +116,17 @@ async def page(tiers: Tiers, names: RecordKeys, wanted: Range, limit: int) -> Li
             return Listing(answer.epoch, [row for row in mine if row[1].frame], mine[-1][0] if answer.more else None)
         asked = partial(tiers.cold.list_items, text, answer.version, wanted, limit, PAGE_BYTES, frozenset(answer.items))
         found = await tiers.port.sql(asked)
-        if await _holds(tiers, names, answer, found):
+        if await _holds(tiers, keys, answer, found):
             assert found is not None
             return _merged(answer, mine, found, limit, reverse=wanted.reverse)
     raise WarmUnavailable(f"{text[:200]}: changes faster than its items can be listed")
 
 
-async def page_at(tiers: Tiers, names: RecordKeys, version: int, wanted: Range, limit: int) -> Listing:
+async def page_at(tiers: Tiers, keys: RecordKeys, version: int, wanted: Range, limit: int) -> Listing:
     """Like `page`, as of a version. Raises NotFound if the record cannot be read there."""
-    await reach(tiers, names)
-    epoch = tiers.epoch(names.partition)
-    asked = partial(tiers.cold.list_items, names.ref.text, version, wanted, limit, PAGE_BYTES, exact=True)
+    await reach(tiers, keys)
+    epoch = tiers.epoch(keys.partition)
+    asked = partial(tiers.cold.list_items, keys.ref.text, version, wanted, limit, PAGE_BYTES, exact=True)
     found = await tiers.port.sql(asked)
     return _of_sql(epoch, found) if found else Listing(epoch, [], None)
 
@@ -156,9 +156,9 @@ def _merged(
     return Listing(listed.epoch, chosen, end)
 
 
-async def sql_versions(tiers: Tiers, names: RecordKeys, draft: Draft, asked: UnknownItems) -> list[Operation]:
+async def sql_versions(tiers: Tiers, keys: RecordKeys, draft: Draft, asked: UnknownItems) -> list[Operation]:
     """SQL's versions of the items with expectations. commit.lua checks whether they are still valid."""
-    text = names.ref.text
+    text = keys.ref.text
     wanted = [
         name
         for operation, name, _ in (*draft.expected_items, *draft.operations)
@@ -169,7 +169,7 @@ async def sql_versions(tiers: Tiers, names: RecordKeys, draft: Draft, asked: Unk
         found = await tiers.port.sql(partial(tiers.cold.items, text, None, wanted, collections))
         if found is not None and found.archived >= asked.needed:
             break
-        await reach(tiers, names)
+        await reach(tiers, keys)
     else:
         raise WarmUnavailable(f"{text[:200]}: changes faster than its items can be read")
     place = b"%b %d " % (asked.epoch.encode(), found.archived)
@@ -179,7 +179,7 @@ async def sql_versions(tiers: Tiers, names: RecordKeys, draft: Draft, asked: Unk
     return versions + [(b"G", collection, place + key) for collection, key in found.greatest.items()]
 
 
-async def put_of(tiers: Tiers, names: RecordKeys, done: Committed) -> list[bytes]:
+async def put_of(tiers: Tiers, keys: RecordKeys, done: Committed) -> list[bytes]:
     """Which of a change's items were put; read from SQL if Redis no longer has the results of conditional puts."""
     if done.results is not None:
         results = iter(done.results)
@@ -189,6 +189,6 @@ async def put_of(tiers: Tiers, names: RecordKeys, done: Committed) -> list[bytes
             for (operation, name, _), put in zip(done.operations, flags, strict=True)
             if put and operation in (b"p", b"n")
         ]
-    await reach(tiers, names)
-    asked = partial(tiers.cold.history, names.ref.text, after=done.version - 1, before=done.version + 1)
+    await reach(tiers, keys)
+    asked = partial(tiers.cold.history, keys.ref.text, after=done.version - 1, before=done.version + 1)
     return [name for row in await tiers.port.sql(asked) for operation, name, _ in unpack(row.data) if operation == b"p"]

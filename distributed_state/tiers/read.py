@@ -32,30 +32,30 @@ _FLIGHT_SECONDS = 15.0  # seconds for which a reader waits for another reader's 
 _LOOK_SECONDS = 0.5  # between two checks that the leader of a flight still runs
 
 
-async def read(tiers: Tiers, names: RecordKeys, *, fresh: bool = False) -> CachedRecord:
+async def read(tiers: Tiers, keys: RecordKeys, *, fresh: bool = False) -> CachedRecord:
     """Read a record from the nearest tier that has it; version 0: never written. `fresh` asks the server."""
     hot = tiers.hot
-    text = names.ref.text
+    text = keys.ref.text
     entry = hot.get(text)
     if entry is not None and not fresh:
         return entry if entry.expires == NEVER else entry.living(tiers.clock.now())
-    return await _ask(tiers, names, fresh=fresh)
+    return await _ask(tiers, keys, fresh=fresh)
 
 
 @one_call
-async def _ask(tiers: Tiers, names: RecordKeys, *, fresh: bool) -> CachedRecord:
+async def _ask(tiers: Tiers, keys: RecordKeys, *, fresh: bool) -> CachedRecord:
     """Load the record from the server. Concurrent readers of a record share one load, except `fresh` ones."""
     hot = tiers.hot
-    text = names.ref.text
+    text = keys.ref.text
     known = hot.known(text)
     alone = fresh
     away = False
     for attempt in range(ROUNDS):
         with Loads(hot) as loads:
-            flight, ours = loads.take_off(text, freshness=tiers.listen(names), alone=alone)
+            flight, ours = loads.take_off(text, freshness=tiers.listen(keys), alone=alone)
             if ours:
                 try:
-                    loads.found[text] = await _load(tiers, names, known)
+                    loads.found[text] = await _load(tiers, keys, known)
                 except WarmUnavailable:
                     flight.lost = True
                     raise
@@ -87,9 +87,9 @@ async def _landed(tiers: Tiers, flight: Flight) -> bool:
             return False
 
 
-async def load_uncached(tiers: Tiers, names: RecordKeys) -> CachedRecord:
+async def load_uncached(tiers: Tiers, keys: RecordKeys) -> CachedRecord:
     """Load the record from the server, hydrated if necessary; hot does not keep it."""
-    return await _load(tiers, names, None)
+    return await _load(tiers, keys, None)
 
 
 async def _living(tiers: Tiers, entry: CachedRecord) -> CachedRecord:
@@ -102,48 +102,48 @@ async def _living(tiers: Tiers, entry: CachedRecord) -> CachedRecord:
 
 async def read_many(tiers: Tiers, many: Sequence[RecordKeys], *, fresh: bool = False) -> list[CachedRecord]:
     """Read several records: those that hot does not have in one round trip. `fresh` asks the server for all."""
-    entries = {names: None if fresh else tiers.hot.get(names.ref.text) for names in many}
-    missing = [names for names, entry in entries.items() if entry is None]
-    known = [tiers.hot.known(names.ref.text) for names in missing]
+    entries = {keys: None if fresh else tiers.hot.get(keys.ref.text) for keys in many}
+    missing = [keys for keys, entry in entries.items() if entry is None]
+    known = [tiers.hot.known(keys.ref.text) for keys in missing]
     with Loads(tiers.hot) as loads:
-        flights = [loads.take_off(names.ref.text, freshness=tiers.listen(names), alone=True)[0] for names in missing]
-        asked = [(names, *_seen(entry)) for names, entry in zip(missing, known, strict=True)]
+        flights = [loads.take_off(keys.ref.text, freshness=tiers.listen(keys), alone=True)[0] for keys in missing]
+        asked = [(keys, *_seen(entry)) for keys, entry in zip(missing, known, strict=True)]
         answers = await tiers.warm.read_many(asked)
-        for names, entry, answer in zip(missing, known, answers, strict=True):
+        for keys, entry, answer in zip(missing, known, answers, strict=True):
             if isinstance(answer, StateError):
                 raise answer
             found = None
             if answer is None:
-                found = _unchanged(tiers, names, entry)
+                found = _unchanged(tiers, keys, entry)
             elif isinstance(answer, list):
-                tiers.see(names.partition, answer[0])
-                found = CachedRecord.read(tiers.codec_of(names.ref.text), answer[0], answer[1:])
+                tiers.see(keys.partition, answer[0])
+                found = CachedRecord.read(tiers.codec_of(keys.ref.text), answer[0], answer[1:])
             if found is not None:
-                loads.found[names.ref.text] = found
-    for names, flight in zip(missing, flights, strict=True):
-        entries[names] = flight.result or await read(tiers, names, fresh=fresh)
-    return [await _living(tiers, entry) for names in many if (entry := entries[names]) is not None]
+                loads.found[keys.ref.text] = found
+    for keys, flight in zip(missing, flights, strict=True):
+        entries[keys] = flight.result or await read(tiers, keys, fresh=fresh)
+    return [await _living(tiers, entry) for keys in many if (entry := entries[keys]) is not None]
 
 
-async def hold(tiers: Tiers, names: RecordKeys, lease: AsyncLease) -> CachedRecord:
+async def hold(tiers: Tiers, keys: RecordKeys, lease: AsyncLease) -> CachedRecord:
     """Take a lease and read the record under it, in one round trip if no other holder has it."""
     hot = tiers.hot
-    text = names.ref.text
+    text = keys.ref.text
     known = hot.known(text)
     found = None
     with Loads(hot) as loads:
         # Private, because other readers must not wait for this lease.
-        loads.take_off(text, freshness=tiers.listen(names), alone=True, private=True)
+        loads.take_off(text, freshness=tiers.listen(keys), alone=True, private=True)
         # Sent after acquire.lua (and repeated with it after NOSCRIPT), so it reads the record after the lease was
         # granted.
-        answer = await lease.acquire_and((READ, *tiers.warm.read_call(names, *_seen(known))))
+        answer = await lease.acquire_and((READ, *tiers.warm.read_call(keys, *_seen(known))))
         if isinstance(answer, list):
-            found = await _understand(tiers, names, known, tiers.warm.found(answer))
+            found = await _understand(tiers, keys, known, tiers.warm.found(answer))
             hot.count(known if found is known else None)
         if found is not None:
             loads.found[text] = found
     # None: the lease nests in another one of this task, or the read has to be repeated.
-    return await _living(tiers, found) if found else await read(tiers, names, fresh=True)
+    return await _living(tiers, found) if found else await read(tiers, keys, fresh=True)
 
 
 def _seen(known: CachedRecord | None) -> tuple[str, int | None]:
@@ -151,42 +151,42 @@ def _seen(known: CachedRecord | None) -> tuple[str, int | None]:
 
 
 @observed("read", "warm", of_record)
-async def _load(tiers: Tiers, names: RecordKeys, known: CachedRecord | None) -> CachedRecord:
+async def _load(tiers: Tiers, keys: RecordKeys, known: CachedRecord | None) -> CachedRecord:
     for _ in range(ROUNDS):
-        entry = await _understand(tiers, names, known, await tiers.warm.read(names, *_seen(known)))
+        entry = await _understand(tiers, keys, known, await tiers.warm.read(keys, *_seen(known)))
         if entry is not None:
             return entry
-    raise WarmUnavailable(f"{names.ref.text[:200]}: comes and goes faster than it can be read")
+    raise WarmUnavailable(f"{keys.ref.text[:200]}: comes and goes faster than it can be read")
 
 
 async def _understand(
-    tiers: Tiers, names: RecordKeys, known: CachedRecord | None, answer: list[Any] | Cold | Uninitialised | None
+    tiers: Tiers, keys: RecordKeys, known: CachedRecord | None, answer: list[Any] | Cold | Uninitialised | None
 ) -> CachedRecord | None:
     """The record in an answer of read.lua, hydrated if it was not in Redis; None: ask again."""
     if answer is None:
-        return _unchanged(tiers, names, known)
+        return _unchanged(tiers, keys, known)
     if isinstance(answer, list):
-        tiers.see(names.partition, answer[0])
-        return CachedRecord.read(tiers.codec_of(names.ref.text), answer[0], answer[1:])
+        tiers.see(keys.partition, answer[0])
+        return CachedRecord.read(tiers.codec_of(keys.ref.text), answer[0], answer[1:])
     if isinstance(answer, Cold):
-        return await hydrate(tiers, names, answer)
-    await tiers.start(names.partition)
+        return await hydrate(tiers, keys, answer)
+    await tiers.start(keys.partition)
     return None
 
 
-def _unchanged(tiers: Tiers, names: RecordKeys, known: CachedRecord | None) -> CachedRecord | None:
+def _unchanged(tiers: Tiers, keys: RecordKeys, known: CachedRecord | None) -> CachedRecord | None:
     """The copy that the server confirmed as current; that also confirms its epoch."""
     if known is not None:
-        tiers.see(names.partition, known.epoch)
+        tiers.see(keys.partition, known.epoch)
     return known
 
 
 @observed("hydrate", "cold", of_record)
-async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None = None) -> CachedRecord | None:
+async def hydrate(tiers: Tiers, keys: RecordKeys, cold: Cold, op: OpId | None = None) -> CachedRecord | None:
     """Load a record from SQL into Redis; None if it was changed or hydrated meanwhile. `op` is the write that waits."""
-    tiers.see(names.partition, cold.epoch)
+    tiers.see(keys.partition, cold.epoch)
     window = tiers.settings.recent_messages
-    text = names.ref.text
+    text = keys.ref.text
     try:
         loaded = await tiers.port.sql(partial(tiers.cold.load, text, window=window))
     except ColdUnavailable:
@@ -197,41 +197,41 @@ async def hydrate(tiers: Tiers, names: RecordKeys, cold: Cold, op: OpId | None =
     if loaded is None:
         if cold.token:
             tiers.known_ids.add(text, cold.token)
-        return CachedRecord(tiers.codec_of(names.ref.text), cold.epoch, 0, {}, {})
+        return CachedRecord(tiers.codec_of(keys.ref.text), cold.epoch, 0, {}, {})
     if cold.token:
-        came_ms = await tiers.warm.hydrate(names, cold, loaded)
+        came_ms = await tiers.warm.hydrate(keys, cold, loaded)
         if not came_ms:
             return None
         if op is not None and not op.doubted:
             op.since_ms = came_ms  # no reply was lost, so the write was not applied before
     # Without a token Redis is full, and the answer comes from SQL, which has the whole record, as it had left Redis.
     state = loaded.state
-    return CachedRecord(tiers.codec_of(names.ref.text), cold.epoch, state.version, state.fields, dict(loaded.messages))
+    return CachedRecord(tiers.codec_of(keys.ref.text), cold.epoch, state.version, state.fields, dict(loaded.messages))
 
 
-async def load_whole(tiers: Tiers, names: RecordKeys, known: CachedRecord) -> CachedRecord:
+async def load_whole(tiers: Tiers, keys: RecordKeys, known: CachedRecord) -> CachedRecord:
     """Load the record with all messages that Redis has; hot keeps only the recent ones."""
-    entry = await _load(tiers, names, None)
+    entry = await _load(tiers, keys, None)
     # A lagging server may answer with an older version than hot's copy, which is then returned.
     return await _living(tiers, entry if entry.version >= known.version or entry.epoch != known.epoch else known)
 
 
-async def reach(tiers: Tiers, names: RecordKeys | PartitionKeys) -> None:
+async def reach(tiers: Tiers, keys: RecordKeys | PartitionKeys) -> None:
     """Archive everything that the partition holds now.
 
     Raises ColdUnavailable rather than allowing a shorter history.
     """
-    await archived(tiers, names, lambda: None)
+    await archived(tiers, keys, lambda: None)
 
 
-async def archived(tiers: Tiers, names: RecordKeys | PartitionKeys, read: Callable[[], T], *, long: bool = False) -> T:
+async def archived(tiers: Tiers, keys: RecordKeys | PartitionKeys, read: Callable[[], T], *, long: bool = False) -> T:
     """The result of `read`, once SQL has everything that the partition holds now. Raises ColdUnavailable.
 
     `long`: for a read of whole pages of history, whose statements may take as long as those of maintenance.
     """
     for _ in range(ROUNDS):
-        tail = await tiers.warm.partitions.tail(names)
+        tail = await tiers.warm.partitions.tail(keys)
         if tail is not None:
-            return await tiers.archiver.bring(names.partition, *tail, read, long=long)
-        await tiers.start(names.partition)
-    raise WarmUnavailable(f"partition {names.partition} does not start")
+            return await tiers.archiver.bring(keys.partition, *tail, read, long=long)
+        await tiers.start(keys.partition)
+    raise WarmUnavailable(f"partition {keys.partition} does not start")

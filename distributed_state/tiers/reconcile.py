@@ -329,6 +329,6 @@ class Backfill:
                 self._ended[each.subject] = max(each.version, self._ended.get(each.subject, 0))
 
 
-def _has_items(states: Mapping[str, Loaded], names: RecordKeys) -> bool:
-    there = states.get(names.ref.text)
+def _has_items(states: Mapping[str, Loaded], keys: RecordKeys) -> bool:
+    there = states.get(keys.ref.text)
     return there is not None and ITEMS in there.state.fields

@@ -431,10 +431,10 @@ class Recovery:
                 return None
         newer = await self._port.sql(self._cold.changed_since, keys.partition, max(0, since_ms - CLOCKS_MS))
         changed = {entry.record for entry in unmatched if entry.record}
-        names = {self._keys.of(Ref.parse(text)) for text in changed.union(newer.records)}
+        records = {self._keys.of(Ref.parse(text)) for text in changed.union(newer.records)}
         if newer.erased:
-            names |= await self._erased(keys, token, newer.erased)
-        return unmatched if await self._discard(keys, token, seen, names) else None
+            records |= await self._erased(keys, token, newer.erased)
+        return unmatched if await self._discard(keys, token, seen, records) else None
 
     async def _restore_unarchived(
         self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, unmatched: list[JournalEntry]
@@ -467,8 +467,8 @@ class Recovery:
             if carried is None:
                 return None
             cursor = carried
-        names = {self._keys.of(Ref.parse(entry.record)) for entry in plan.continued if entry.record}
-        if not await self._discard(keys, token, seen, names):
+        records = {self._keys.of(Ref.parse(entry.record)) for entry in plan.continued if entry.record}
+        if not await self._discard(keys, token, seen, records):
             return None
         lacks_events = any(kind == b"e" for entry in plan.continued for kind, _, _ in unpack(entry.data))
         return _Together(cursor, not lacks_events, kept, len(plan.continued), len(silent))
@@ -484,11 +484,11 @@ class Recovery:
             await self._port.sql(self._cold.set_aside, keys.partition, epoch, alone)
         return kept
 
-    async def _discard(self, keys: PartitionKeys, token: str, seen: str, names: Iterable[RecordKeys]) -> bool:
+    async def _discard(self, keys: PartitionKeys, token: str, seen: str, records: Iterable[RecordKeys]) -> bool:
         """Delete records from Redis, and renew the right even if there are none; False if this replica lost it."""
-        records = sorted(names, key=lambda each: each.ref.text)
-        for at in range(0, len(records) or 1, _AT_ONCE):
-            if not await self._partitions.discard(keys, token, seen, records[at : at + _AT_ONCE]):
+        ordered = sorted(records, key=lambda each: each.ref.text)
+        for at in range(0, len(ordered) or 1, _AT_ONCE):
+            if not await self._partitions.discard(keys, token, seen, ordered[at : at + _AT_ONCE]):
                 return False
             if not await self._partitions.renew_right(keys, token):
                 return False
@@ -504,8 +504,8 @@ class Recovery:
         found: set[RecordKeys] = set()
         cursor, texts = await self._partitions.records_page(keys, 0)
         while True:
-            names = ((text, self._keys.of(Ref.parse(text))) for text in texts)
-            found.update(each for text, each in names if each.ref.text == text)  # not a record's lock or queue
+            pairs = ((text, self._keys.of(Ref.parse(text))) for text in texts)
+            found.update(each for text, each in pairs if each.ref.text == text)  # not a record's lock or queue
             if not cursor:
                 return found
             await self._partitions.renew_right(keys, token)

@@ -178,17 +178,17 @@ class UnarchivedCommits:
 
     # Called for each commit
 
-    def remember(self, names: RecordKeys, op: OpId, done: Committed) -> bool:
+    def remember(self, keys: RecordKeys, op: OpId, done: Committed) -> bool:
         """Keep a commit that is being acknowledged, and drop those that its answer shows to be archived.
 
         False if the answer repeats a lost one and therefore lacks the time: the caller must then `recall` the commit.
         """
         if not self.remembers or not done.offset:
-            self._note(names.partition, done.epoch, done.offset)
+            self._note(keys.partition, done.epoch, done.offset)
             return True  # SQL has it (offset 0), or no commits are kept
         if done.time_ms is None:
             return False
-        self._append(names.partition, _of_commit(op, done), done.archived)
+        self._append(keys.partition, _of_commit(op, done), done.archived)
         return True
 
     def _append(self, partition: int, commit: tuple[Any, ...], archived: int) -> None:
@@ -221,18 +221,18 @@ class UnarchivedCommits:
                 return
             raise WarmUnavailable(f"partition {keys.partition}: the server that reported an event was replaced")
 
-    async def recall(self, names: RecordKeys, op: OpId, done: Committed) -> bool:
+    async def recall(self, keys: RecordKeys, op: OpId, done: Committed) -> bool:
         """Keep a commit by reading its entry from the journal.
 
         False if neither the journal nor SQL has it: the server that answered was replaced by one without the commit.
         Raises WarmUnavailable or ColdUnavailable if Redis or SQL is down, which counts as another lost answer.
         """
         event = self._warm.ops.event(op)
-        if await self._recall(names, event):
+        if await self._recall(keys, event):
             return True
         # It was archived and trimmed, or another server's journal was read. SQL decides which.
-        entry = JournalEntry(done.offset, event, names.ref.text, done.version, 0, "", "", 0, b"", 0)
-        return not await self._port.sql(self._cold.lacking, names.partition, done.epoch, [entry])
+        entry = JournalEntry(done.offset, event, keys.ref.text, done.version, 0, "", "", 0, b"", 0)
+        return not await self._port.sql(self._cold.lacking, keys.partition, done.epoch, [entry])
 
     async def _recall(self, keys: RecordKeys | PartitionKeys, event: str) -> bool:
         epoch, found = await self._warm.partitions.find(keys, event)

@@ -295,11 +295,11 @@ class ListedItems(ItemWindow):
 # Refusals
 
 
-def refusal(names: RecordKeys, draft: Draft, lock_value: str, answer: list[Any]) -> StateError:
+def refusal(keys: RecordKeys, draft: Draft, lock_value: str, answer: list[Any]) -> StateError:
     """Return the error for commit.lua's refusal. `lock_value` was sent with the write."""
     word = answer[0].decode()
     rest = answer[1:]
-    record = names.ref.text[:200]
+    record = keys.ref.text[:200]
     if word == "epoch":
         return Conflict(f"{record}: read under epoch {draft.epoch}, now it is {rest[0].decode()}")
     if word == "exists":

@@ -215,22 +215,22 @@ class Warm(RetryingClient):
 
     # Commits
 
-    async def commit(self, names: RecordKeys, draft: Draft, op: OpId, trailing_call: Call | None = None) -> Answer:
+    async def commit(self, keys: RecordKeys, draft: Draft, op: OpId, trailing_call: Call | None = None) -> Answer:
         """Send a write, repeatedly while replies are lost. Raises the server's refusal."""
         if draft.events or op.creation or op.events or draft.deleted != "refuse":
-            self._seal(names, draft, op)
+            self._seal(keys, draft, op)
         try:
-            answer, trailing = await self._attempt(names, draft, op, trailing_call)
+            answer, trailing = await self._attempt(keys, draft, op, trailing_call)
         except WarmUnavailable as error:
-            answer, trailing = await self.again(error, self._attempt, names, draft, op, trailing_call)
+            answer, trailing = await self.again(error, self._attempt, keys, draft, op, trailing_call)
         if type(answer) is bytes and not op.events:
             return committed(answer, draft.operations, trailing)  # the fast path
-        return self._committed(names, draft, op, answer, trailing)
+        return self._committed(keys, draft, op, answer, trailing)
 
-    async def _attempt(self, names: RecordKeys, draft: Draft, op: OpId, trailing_call: Call | None) -> tuple[Any, Any]:
+    async def _attempt(self, keys: RecordKeys, draft: Draft, op: OpId, trailing_call: Call | None) -> tuple[Any, Any]:
         # The call is built for each attempt: it includes the earliest time at which the op id can have been applied.
-        self.ops.sending(op, names.ref.text)
-        call = self._call(names, draft, op)
+        self.ops.sending(op, keys.ref.text)
+        call = self._call(keys, draft, op)
         try:
             if trailing_call is None:
                 return await self.port.script(*call), None
@@ -252,8 +252,8 @@ class Warm(RetryingClient):
     @observed("commit_many", "warm", several)
     async def commit_many(self, writes: Sequence[tuple[RecordKeys, Draft, OpId]]) -> list[Answer | StateError]:
         """Send writes to many records in one round trip; a refused write is returned as its error."""
-        for names, draft, op in writes:
-            self._seal(names, draft, op)
+        for keys, draft, op in writes:
+            self._seal(keys, draft, op)
         ops = [op for _, _, op in writes]
         answers: list[Any] = []
         sent = (ops, f"a batch of {len(writes)}", self._attempt_many, writes, answers)
@@ -263,9 +263,9 @@ class Warm(RetryingClient):
             if not answers:
                 raise
         results: list[Answer | StateError] = []
-        for (names, draft, op), answer in zip(writes, answers, strict=True):
+        for (keys, draft, op), answer in zip(writes, answers, strict=True):
             try:
-                results.append(answer if isinstance(answer, StateError) else self._committed(names, draft, op, answer))
+                results.append(answer if isinstance(answer, StateError) else self._committed(keys, draft, op, answer))
             except StateError as error:
                 results.append(error)
         return results
@@ -277,7 +277,7 @@ class Warm(RetryingClient):
             if isinstance(answer, WarmUnavailable):
                 raise answer
 
-    def _call(self, names: RecordKeys, draft: Draft, op: OpId) -> Call:
+    def _call(self, keys: RecordKeys, draft: Draft, op: OpId) -> Call:
         """Return the call of commit.lua."""
         events = op.events
         # The record may exist, or have been archived and evicted: only SQL knows.
@@ -285,7 +285,7 @@ class Warm(RetryingClient):
         arguments: list[Any] = [
             self._constants, draft.epoch, op.sequence, op.oldest, op.digest, op.since_ms, op.lock_value, creation,
             "" if draft.expected is None else draft.expected, draft.deleted, draft.kind,
-            draft.actor, draft.owner, names.text, op.listening,
+            draft.actor, draft.owner, keys.text, op.listening,
             len(draft.preconditions) + len(draft.expectations),
         ]  # fmt: skip
         for precondition in draft.preconditions:
@@ -296,7 +296,7 @@ class Warm(RetryingClient):
         for operation in draft.operations:
             arguments += operation
         if not events and not draft.items:
-            return self._commit, names.commit_keys, arguments
+            return self._commit, keys.commit_keys, arguments
         ends = False
         for event in events:
             arguments += event
@@ -306,18 +306,18 @@ class Warm(RetryingClient):
             checks = [word for operation in (*op.sql_versions, *draft.expected_items) for word in operation]
             return (
                 self._commit,
-                (*names.commit_keys, *names.event_keys, names.lifetimes, names.items),
+                (*keys.commit_keys, *keys.event_keys, keys.lifetimes, keys.items),
                 [*arguments, *checks],
             )
         # An additional key costs the server as much as a word.
-        keys = (*names.commit_keys, *names.event_keys)
-        return self._commit, (*keys, names.lifetimes) if ends else keys, arguments
+        touched = (*keys.commit_keys, *keys.event_keys)
+        return self._commit, (*touched, keys.lifetimes) if ends else touched, arguments
 
-    def _seal(self, names: RecordKeys, draft: Draft, op: OpId) -> None:
+    def _seal(self, keys: RecordKeys, draft: Draft, op: OpId) -> None:
         """Encrypt the additional operations of a change once for all attempts, so that the bytes stay the same."""
-        op.events = events = _events(names, draft, op.creation)
+        op.events = events = _events(keys, draft, op.creation)
         if events:
-            codec = self.codec_of(names.ref.text)
+            codec = self.codec_of(keys.ref.text)
             # The op id is known only now, and an event's data is authenticated with it.
             writer = f"{self.replica}.{op.sequence}"
             op.events = [
@@ -325,7 +325,7 @@ class Warm(RetryingClient):
                 for kind, type, data in events
             ]
 
-    def _committed(self, names: RecordKeys, draft: Draft, op: OpId, answer: Any, trailing: Any = None) -> Answer:
+    def _committed(self, keys: RecordKeys, draft: Draft, op: OpId, answer: Any, trailing: Any = None) -> Answer:
         """Parse the answer of commit.lua, and keep that of the script which was sent after it."""
         if isinstance(answer, bytes):
             done = committed(answer, draft.operations, trailing)
@@ -345,7 +345,7 @@ class Warm(RetryingClient):
         if word in (b"unsure", b"late"):
             return Unsure(int(answer[1]), answer[2].decode(), word == b"late")
         self.refused[word.decode()] += 1
-        raise refusal(names, draft, op.lock_value, answer)
+        raise refusal(keys, draft, op.lock_value, answer)
 
     # Scripts that are sent with another one
 
@@ -368,11 +368,10 @@ class Warm(RetryingClient):
     # Reads and hydration
 
     async def read(
-        self, names: RecordKeys, epoch: str = "", version: int | None = None
+        self, keys: RecordKeys, epoch: str = "", version: int | None = None
     ) -> list[Any] | Cold | Uninitialised | None:
         """Return the epoch and the fields of a record as stored; None if the caller's version is the current one."""
-        keys, arguments = self.read_call(names, epoch, version)
-        return self.found(await self.script(READ, keys, arguments))
+        return self.found(await self.script(READ, *self.read_call(keys, epoch, version)))
 
     @observed("read_many", "warm", several)
     async def read_many(
@@ -397,11 +396,11 @@ class Warm(RetryingClient):
                 found.append(answer[1].split() if answer[0] == b"ok" else [])
         return found
 
-    def read_call(self, names: RecordKeys, epoch: str, version: int | None) -> tuple[list[bytes], list[Any]]:
+    def read_call(self, keys: RecordKeys, epoch: str, version: int | None) -> tuple[list[bytes], list[Any]]:
         """Return keys and arguments of read.lua."""
         known = "" if version is None else version
         arguments = [epoch, known, f"{self.replica}.{next(self.count)}", self.ttl_ms]
-        return [names.record, names.hydration, names.meta], arguments
+        return [keys.record, keys.hydration, keys.meta], arguments
 
     def found(self, answer: list[Any]) -> list[Any] | Cold | Uninitialised | None:
         """Parse the answer of read.lua."""
@@ -413,7 +412,7 @@ class Warm(RetryingClient):
             return Cold(answer[1].decode(), answer[2].decode())
         return Uninitialised()
 
-    async def hydrate(self, names: RecordKeys, cold: Cold, loaded: Loaded) -> int:
+    async def hydrate(self, keys: RecordKeys, cold: Cold, loaded: Loaded) -> int:
         """Put an archived record back; return the server's time in ms, 0 if it changed since `cold` was read."""
         state = loaded.state
         lowest = loaded.messages[0][0] if loaded.messages else int(state.fields.get(b"#mn", b"0"))
@@ -427,15 +426,15 @@ class Warm(RetryingClient):
             fields += (b"#t", loaded.time_ms)
         if ITEMS in state.fields:
             fields += (b"#kv", state.version)
-        keys = [names.record, names.hydration, names.meta, names.items]
-        answer = await self.script(HYDRATE, keys, [cold.epoch, cold.token, self.ttl_ms, *fields])
+        touched = [keys.record, keys.hydration, keys.meta, keys.items]
+        answer = await self.script(HYDRATE, touched, [cold.epoch, cold.token, self.ttl_ms, *fields])
         return int(answer[1]) if answer[0] == b"ok" else 0
 
     # Items: those that Redis lacks and does not know to be absent are read from SQL
 
-    async def read_items(self, names: RecordKeys, wanted: Sequence[bytes]) -> KnownItems | Cold | Uninitialised:
+    async def read_items(self, keys: RecordKeys, wanted: Sequence[bytes]) -> KnownItems | Cold | Uninitialised:
         """Read items by name: collection, NUL, key."""
-        answer = await self.script(READ_ITEMS, [names.record, names.items, names.meta], [self.ttl_ms, *wanted])
+        answer = await self.script(READ_ITEMS, [keys.record, keys.items, keys.meta], [self.ttl_ms, *wanted])
         if answer[0] != b"ok":
             return _absent(answer)
         _, epoch, version, since, *items = answer
@@ -446,7 +445,7 @@ class Warm(RetryingClient):
 
     async def list_items(
         self,
-        names: RecordKeys,
+        keys: RecordKeys,
         collection: bytes,
         prefix: bytes,
         after: bytes | None,
@@ -459,7 +458,7 @@ class Warm(RetryingClient):
         """Return the first items of a range of keys, at most `limit` items and `size` bytes."""
         bounds = [b"" if bound is None else b"=" + bound for bound in (after, before)]
         arguments = [self.ttl_ms, collection, prefix, *bounds, b"1" if reverse else b"", limit, size]
-        answer = await self.script(LIST_ITEMS, [names.record, names.items, names.meta], arguments)
+        answer = await self.script(LIST_ITEMS, [keys.record, keys.items, keys.meta], arguments)
         if answer[0] != b"ok":
             return _absent(answer)
         _, epoch, version, since, whole, more, *pairs = answer
@@ -467,10 +466,10 @@ class Warm(RetryingClient):
         return ListedItems(epoch.decode(), int(version), int(since or 0), whole == b"1", more == b"1", items)
 
 
-def _events(names: RecordKeys, draft: Draft, creation: str) -> list[Operation]:
+def _events(keys: RecordKeys, draft: Draft, creation: str) -> list[Operation]:
     """Return the additional steps of a change, with those that a new session adds."""
     events = list(draft.events)
-    if names.ref.scope == "session" and (creation or draft.deleted != "refuse"):
+    if keys.ref.scope == "session" and (creation or draft.deleted != "refuse"):
         # These are written only if the session begins with this commit. A rollback that restores a deleted session has
         # the rollback's event, and begins a new lifetime.
         if draft.deleted != "revive" and not any(type == _CREATED[1] for _, type, _ in events):

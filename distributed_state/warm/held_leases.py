@@ -58,7 +58,7 @@ class HeldLeases:
     async def tidy(self, partitions: Sequence[int], most: int) -> None:
         """Remove members whose locks have expired, among the first `most` of each of these partitions."""
         rows = [row for some in await self._rows(partitions, most, 0) for row in some]
-        answers = await self._port.exchange([(b"EXISTS", row.names.lock) for row in rows]) if rows else []
+        answers = await self._port.exchange([(b"EXISTS", row.keys.lock) for row in rows]) if rows else []
         await self._take_out([row for row, there in zip(rows, answers, strict=True) if there == 0])
 
     async def _next(self, after: tuple[int, str], most: int) -> tuple[list[_Row], bool]:
@@ -83,13 +83,13 @@ class HeldLeases:
         return found
 
     def _row(self, name: bytes, score: bytes, epoch: bytes) -> _Row:
-        names = self._keys.named(name)
-        return _Row(int(float(score)), names.ref.text, names, epoch.decode())
+        keys = self._keys.named(name)
+        return _Row(int(float(score)), keys.ref.text, keys, epoch.decode())
 
     async def _held(self, rows: Sequence[_Row]) -> list[HeldLease]:
         """Return the leases that are still held."""
         commands: list[Words] = []
-        for lock, wait in ((row.names.lock, row.names.wait) for row in rows):
+        for lock, wait in ((row.keys.lock, row.keys.wait) for row in rows):
             queue = (b"ZRANGE", wait, 0, _WAITERS - 1, b"WITHSCORES")
             commands += [(b"GET", lock), (b"PTTL", lock), (b"ZCARD", wait), queue]
         answers = await self._port.exchange(commands) if rows else []
@@ -107,7 +107,7 @@ class HeldLeases:
         return found
 
     async def _take_out(self, rows: Sequence[_Row]) -> None:
-        commands: list[Words] = [(b"ZREMRANGEBYSCORE", row.names.leases, row.token, row.token) for row in rows]
+        commands: list[Words] = [(b"ZREMRANGEBYSCORE", row.keys.leases, row.token, row.token) for row in rows]
         with suppress(WarmUnavailable):  # the next look removes it
             await self._port.exchange(commands) if commands else None
 
@@ -117,7 +117,7 @@ class _Row(NamedTuple):
 
     token: int
     text: str
-    names: RecordKeys
+    keys: RecordKeys
     epoch: str
 
     @property
@@ -149,7 +149,7 @@ def _lease(row: _Row, value: str, ends: float, waiting: int, queue: Any) -> Held
     kind = "advisory" if head[0] == "a" else "turn" if holder[-1:] == "!" else "lock"
     kind = "client" if _CARRIED.search(holder) else kind
     waiters = [Waiter(_replica(name.decode().partition(":")[2]), float(since) / 1e6) for name, since in _pairs(queue)]
-    ref = row.names.ref
+    ref = row.keys.ref
     # A token is the time at which the lock was granted, or slightly later: see acquire.lua.
     return HeldLease(
         ref.scope, ref.id, kind, row.token, _replica(holder), row.token / 1e6, ends, waiting, tuple(waiters),
@@ -162,16 +162,16 @@ def _replica(holder: str) -> str:
     return holder.partition(".")[0]
 
 
-async def end(leases: Leases, names: RecordKeys, token: int) -> bool:
+async def end(leases: Leases, keys: RecordKeys, token: int) -> bool:
     """End the lease with this token, even another holder's; False if it is no longer held.
 
     The lease is taken over and released: its holder is fenced from then on, and the first waiter is next.
     """
     seize = seizing(token)
-    held = await leases.warm.command(b"GET", names.lock)
+    held = await leases.warm.command(b"GET", keys.lock)
     if held is None or not held[1:].startswith(seize.encode()):
         return False
-    lock = leases.lock(names, leases.name(), 0, _TTL, chr(held[0]), seize)
+    lock = leases.lock(keys, leases.name(), 0, _TTL, chr(held[0]), seize)
     deadline = leases.port.monotonic() + _TTL
     try:
         await lock.take(None)
@@ -187,14 +187,14 @@ async def seconds_left(client: RetryingClient, records: Sequence[RecordKeys]) ->
 
     It may have ended by the time the result is used.
     """
-    metas = list(dict.fromkeys(names.meta for names in records))
+    metas = list(dict.fromkeys(keys.meta for keys in records))
     commands: list[Words] = [(b"HGET", meta, b"journal") for meta in metas]
-    commands += [(word, names.lock) for names in records for word in (b"GET", b"PTTL")]
+    commands += [(word, keys.lock) for keys in records for word in (b"GET", b"PTTL")]
     answers = await client.commands(commands) if commands else []
     epochs = {meta: (noted or b"").partition(b" ")[0] for meta, noted in zip(metas, answers, strict=False)}
     locks = zip(answers[len(metas) :: 2], answers[len(metas) + 1 :: 2], strict=True)
     # A lease of another epoch was granted before Redis lost data: it is no longer valid (acquire.lua).
     return [
-        left_ms / 1000 if held and left_ms > 0 and b"@%b:" % epochs[names.meta] in held else None
-        for names, (held, left_ms) in zip(records, locks, strict=True)
+        left_ms / 1000 if held and left_ms > 0 and b"@%b:" % epochs[keys.meta] in held else None
+        for keys, (held, left_ms) in zip(records, locks, strict=True)
     ]

@@ -102,15 +102,15 @@ class Leases:
         """Make a new name for a holder, which was never used before."""
         return f"{self.warm.replica}.{next(self._count)}"
 
-    def lock(self, names: RecordKeys, holder: str, wait: float, ttl: float, mode: str = "x", seize: str = "") -> Lock:
+    def lock(self, keys: RecordKeys, holder: str, wait: float, ttl: float, mode: str = "x", seize: str = "") -> Lock:
         """Make a lock that is requested under this holder's name."""
-        return Lock(self.warm, self.waiters, self.start, names, holder, wait=wait, ttl=ttl, mode=mode, seize=seize)
+        return Lock(self.warm, self.waiters, self.start, keys, holder, wait=wait, ttl=ttl, mode=mode, seize=seize)
 
     def keep(self, lease: AsyncLease) -> None:
         """Note that the lease was granted: the running task writes under it, and its deadline is watched."""
         self.hold_here(lease)
         if self.warm.telemetry.on:
-            lease.span = self.warm.telemetry.begin("lease.hold", lease.names)
+            lease.span = self.warm.telemetry.begin("lease.hold", lease.keys)
         self.renewal.watch(lease)
 
     def hold_here(self, lease: AsyncLease) -> None:
@@ -210,7 +210,7 @@ class AsyncLease:
     def __init__(
         self,
         leases: Leases,
-        names: RecordKeys,
+        keys: RecordKeys,
         *,
         wait: float,
         ttl: float,
@@ -221,8 +221,8 @@ class AsyncLease:
         take_over: int | None = None,
     ) -> None:
         check_times(wait, ttl, limit)
-        self.names = names
-        self.text = names.ref.text
+        self.keys = keys
+        self.text = keys.ref.text
         self.ttl = ttl
         self.ttl_ms = int(ttl * 1000)
         self.lock_value = ""
@@ -340,7 +340,7 @@ class AsyncLease:
         self.renew_at = self._leases.port.monotonic() + self.ttl / 3
         self.owner = self._leases.port.owner()
         self.holder = self._leases.name() + self._turn
-        self._lock = self._leases.lock(self.names, self.holder, self.wait, self.ttl, self.mode, self._seize)
+        self._lock = self._leases.lock(self.keys, self.holder, self.wait, self.ttl, self.mode, self._seize)
         self.body.begin()
 
     def _granted(self, taken: Taken) -> None:
@@ -445,35 +445,35 @@ class CarriedLease:
 
     @classmethod
     async def take(
-        cls, leases: Leases, names: RecordKeys, *, wait: float, ttl: float, take_over: int | None = None
+        cls, leases: Leases, keys: RecordKeys, *, wait: float, ttl: float, take_over: int | None = None
     ) -> Self:
         """Take the lease, or raise LockTimeout after `wait` seconds; `take_over` takes it from that token's holder."""
         check_times(wait, ttl, None)
         # The secret suffix: a holder's name, which is shown elsewhere, does not suffice to write under its lease.
         holder = f"{leases.name()}.{chance.token_hex(12)}"
-        lock = leases.lock(names, holder, wait, ttl, seize="" if take_over is None else seizing(take_over))
+        lock = leases.lock(keys, holder, wait, ttl, seize="" if take_over is None else seizing(take_over))
         try:
             return cls((await lock.take(None)).lock_value)
         except BaseException:
             await leases.port.shield(lock.give_back(leases.port.monotonic() + ttl))
             raise
 
-    async def renew(self, leases: Leases, names: RecordKeys, *, ttl: float) -> bool:
+    async def renew(self, leases: Leases, keys: RecordKeys, *, ttl: float) -> bool:
         """Extend the lease to `ttl` seconds from now; False if it has ended."""
         check_times(0, ttl, None)
-        answer = (await leases.port.scripts([(RENEW, [names.lock, names.meta], [self.lock_value, int(ttl * 1000)])]))[0]
+        answer = (await leases.port.scripts([(RENEW, [keys.lock, keys.meta], [self.lock_value, int(ttl * 1000)])]))[0]
         if isinstance(answer, StateError):
             raise answer
         return bool(answer[0] == b"ok")
 
-    async def give_back(self, leases: Leases, names: RecordKeys) -> bool:
+    async def give_back(self, leases: Leases, keys: RecordKeys) -> bool:
         """Release the lease; False if it was lost. Has no effect if it has ended."""
-        lock = leases.lock(names, self.holder, 0, self.TTL)
+        lock = leases.lock(keys, self.holder, 0, self.TTL)
         return await leases.port.shield(lock.give_back(leases.port.monotonic()))
 
-    def carry(self, leases: Leases, names: RecordKeys) -> None:
+    def carry(self, leases: Leases, keys: RecordKeys) -> None:
         """Make the running task write under it; it is not registered for renewal here."""
-        lease = AsyncLease(leases, names, wait=0, ttl=self.TTL)
+        lease = AsyncLease(leases, keys, wait=0, ttl=self.TTL)
         lease.holder = self.holder
         lease.lock_value = self.lock_value
         lease.token = self.token
@@ -583,7 +583,7 @@ class Renewal:
 
     def _server_of(self, kept: _Kept) -> str:
         try:
-            return self._port.node_of(kept.lock.names.lock)
+            return self._port.node_of(kept.lock.keys.lock)
         except WarmUnavailable:
             return ""  # no server has it now; the job finds out where it is
 
@@ -611,7 +611,7 @@ class Renewal:
             return
         for kept, answer in zip(asked, answers, strict=True):
             if isinstance(answer, StateError):
-                about = kept.lock.names.ref.text[:200]
+                about = kept.lock.keys.ref.text[:200]
                 log.warning("leases: renewal of %s failed: %s", about, answer, extra={"record": about})
             elif kept.given_back:
                 kept.given_back += 1
@@ -672,11 +672,11 @@ class _Kept:
         lease.renew_at = now + lease.ttl / (10 if lease.granted else 3)  # tried again soon if this attempt fails
         if not lease.granted:
             return None
-        return RENEW, [lease.names.lock, lease.names.meta], [lease.lock_value, lease.ttl_ms]
+        return RENEW, [lease.keys.lock, lease.keys.meta], [lease.lock_value, lease.ttl_ms]
 
     def _orphaned(self, lease: AsyncLease | None, now: float) -> Call:
         if not self.given_back:
-            about = self.lock.names.ref.text[:200]
+            about = self.lock.keys.ref.text[:200]
             log.warning("lease of %s is given back: it is no longer held", about, extra={"record": about})
             if lease is not None:
                 lease.orphaned()

@@ -69,7 +69,7 @@ class Taken(NamedTuple):
 
 
 def _facts(lock: Lock, *_: Any) -> Facts:
-    return lock.telemetry.of(lock.names)
+    return lock.telemetry.of(lock.keys)
 
 
 class Lock:
@@ -80,7 +80,7 @@ class Lock:
         warm: Warm,
         waiters: Waiters,
         start: Callable[[int], Any],
-        names: RecordKeys,
+        keys: RecordKeys,
         holder: str,
         *,
         wait: float,
@@ -91,7 +91,7 @@ class Lock:
         self._warm = warm
         self._waiters = waiters
         self._start = start
-        self.names = names
+        self.keys = keys
         self.telemetry = warm.telemetry
         self.holder = holder
         self._wait = wait
@@ -117,29 +117,29 @@ class Lock:
                     self._order = b""
                     return Taken(answer[1].decode(), answer[2].decode(), int(answer[3]), sent, trailing)
                 if answer[0] == b"uninitialised":
-                    await self._start(self.names.partition)
+                    await self._start(self.keys.partition)
                     continue
                 left = deadline - port.monotonic()
                 if left <= 0:
                     held = holder_of(answer[1].decode()) if answer[1] else "a waiter before us"
-                    raise LockTimeout(f"{self.names.ref.text[:200]}: still held by {held} after {self._wait:g} s")
+                    raise LockTimeout(f"{self.keys.ref.text[:200]}: still held by {held} after {self._wait:g} s")
                 if waiter is None:
-                    waiter = self._waiters.join(self.names.lock_channel, self.holder)
-                pause = self._waiters.pause(self.names.lock_channel)
+                    waiter = self._waiters.join(self.keys.lock_channel, self.holder)
+                pause = self._waiters.pause(self.keys.lock_channel)
                 # The holder's expiry publishes nothing, so its time to live limits the wait as well.
                 await waiter.sleep(min(left, answer[2] / 1000 + 0.002 if answer[2] > 0 else pause, pause))
         finally:
             if waiter is not None:
-                self._waiters.leave(self.names.lock_channel, self.holder)
+                self._waiters.leave(self.keys.lock_channel, self.holder)
 
     async def _ask(self, trailing_call: Call | None) -> tuple[Any, Any]:
         """Ask for the lock. Shielded: a waiter that is cancelled meanwhile needs its place to leave the queue."""
-        names = self.names
-        keys = [names.lock, names.wait, names.meta, names.record, names.channel, names.lock_channel, names.leases]
+        keys = self.keys
+        touched = [keys.lock, keys.wait, keys.meta, keys.record, keys.channel, keys.lock_channel, keys.leases]
         place = self.holder if self._wait > 0 else ""
         times = [_WAITING_MS, _GRACE_MS]
         asked = [self._mode, self.holder, int(self.ttl * 1000), place, self._order, *times, self._seize]
-        answer, trailing = await self._warm.ask((ACQUIRE, keys, asked), trailing_call)
+        answer, trailing = await self._warm.ask((ACQUIRE, touched, asked), trailing_call)
         if answer[0] == b"wait":
             self._order = answer[3]
         return answer, trailing
@@ -172,7 +172,7 @@ class Lock:
         except StateError as error:
             # The lock expires by itself; an error here would hide the exception of the body.
             text = "lease of %s could not be released, it ends in %.1f s: %s"
-            about = self.names.ref.text[:200]
+            about = self.keys.ref.text[:200]
             log.warning(text, about, self.ttl, error, extra={"record": about})
             return True
 
@@ -184,8 +184,8 @@ class Lock:
 
     @property
     def _release_keys(self) -> list[bytes]:
-        names = self.names
-        return [names.lock, names.wait, names.lock_channel, names.record, names.leases]
+        keys = self.keys
+        return [keys.lock, keys.wait, keys.lock_channel, keys.record, keys.leases]
 
 
 class Waiters:

@@ -115,9 +115,9 @@ class Partitions:
         # If a reply was lost, the script was sent again, and found the epoch that it had started itself.
         return "ok" if answer[1:] == [new.epoch.encode()] else _word(answer)
 
-    async def reserve(self, names: RecordKeys, epoch: str) -> bool:
+    async def reserve(self, keys: RecordKeys, epoch: str) -> bool:
         """Note that a record is about to be imported into SQL; False if the partition is not under this epoch."""
-        return _word(await self._client.script(RESERVE, [names.meta], [epoch, names.text])) == "ok"
+        return _word(await self._client.script(RESERVE, [keys.meta], [epoch, keys.text])) == "ok"
 
     async def rename(self, keys: PartitionKeys, epoch: str, former: str) -> bool:
         """Replace the noted data id `former` with the server's; False if the notes changed meanwhile."""
@@ -232,11 +232,11 @@ class Partitions:
             [
                 (
                     MARK_ARCHIVED,
-                    [names.record, keys.journal, keys.meta, names.items],
+                    [keys.record, partition.journal, partition.meta, keys.items],
                     [epoch, last.offset, last.event, version, self._ttl_ms, messages, recent],
                 )
-                for keys, epoch, last, records in calls
-                for names, version, messages in records
+                for partition, epoch, last, records in calls
+                for keys, version, messages in records
             ]
         )
 
@@ -270,7 +270,7 @@ class Partitions:
         """
         found = {}
         answers = await self._client.commands([(b"HGETALL", each.record) for each in records])
-        for names, pairs in zip(records, answers, strict=True):
+        for keys, pairs in zip(records, answers, strict=True):
             kept = dict(zip(pairs[::2], pairs[1::2], strict=True))
             if b"#v" in kept:
                 messages = [(int(name[2:]), kept[name]) for name in kept if name[:2] == b"#m" and name[2:].isdigit()]
@@ -278,16 +278,16 @@ class Partitions:
                 ops = b"".join(kept.get(each, b"") for each in _OPS)
                 newest = max((int(each) * 1000 for each in _COMMITTED.findall(ops)), default=0)
                 state = State(epoch, int(kept[b"#v"]), fields)
-                found[names.ref.text] = Loaded(state, sorted(messages), int(kept.get(b"#t", b"0")) or newest)
+                found[keys.ref.text] = Loaded(state, sorted(messages), int(kept.get(b"#t", b"0")) or newest)
         return found
 
     async def items(self, records: Sequence[RecordKeys]) -> dict[str, KeptItems]:
         """Return the items of records that Redis has, under any data id: see item_window.lua."""
-        commands = [each for names in records for each in ((b"HGETALL", names.items), (b"HGET", names.record, b"#kv"))]
+        commands = [each for keys in records for each in ((b"HGETALL", keys.items), (b"HGET", keys.record, b"#kv"))]
         answers = await self._client.commands(commands)
         return {
-            names.ref.text: _window(dict(zip(pairs[::2], pairs[1::2], strict=True)), int(last or b"0"))
-            for names, pairs, last in zip(records, answers[::2], answers[1::2], strict=True)
+            keys.ref.text: _window(dict(zip(pairs[::2], pairs[1::2], strict=True)), int(last or b"0"))
+            for keys, pairs, last in zip(records, answers[::2], answers[1::2], strict=True)
         }
 
     async def events(self, keys: PartitionKeys, epoch: str, after: int, count: int) -> list[Happened]:

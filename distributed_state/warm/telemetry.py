@@ -140,11 +140,11 @@ class Telemetry:
             "slow_operations": sum(sum(each.counts[_SLOW:]) for each in times),
         }
 
-    def begin(self, operation: str, names: RecordKeys) -> Any:
+    def begin(self, operation: str, keys: RecordKeys) -> Any:
         """Begin a span for a lasting state, such as holding a lease; None without spans. `finish` ends it."""
         if self._tracer is None:
             return None
-        return self._span(operation, "warm", self.of(names))
+        return self._span(operation, "warm", self.of(keys))
 
     def finish(self, span: Any, outcome: str) -> None:
         """End the span of `begin`."""
@@ -154,10 +154,10 @@ class Telemetry:
             span.set_status(trace.Status(trace.StatusCode.ERROR))
         span.end()
 
-    def of(self, names: RecordKeys) -> Facts:
+    def of(self, keys: RecordKeys) -> Facts:
         """Return a span's attributes for a record; its id only if settings ask for it."""
-        facts: Facts = {"scope": names.ref.scope, "partition": names.partition}
-        return facts | {"record": names.ref.text} if self._ids else facts
+        facts: Facts = {"scope": keys.ref.scope, "partition": keys.partition}
+        return facts | {"record": keys.ref.text} if self._ids else facts
 
 
 class Observed(Protocol):
@@ -194,9 +194,9 @@ def observed(operation: str, tier: str, facts: Callable[..., Facts]) -> Callable
     return decorate
 
 
-def record(place: Observed, names: RecordKeys, *rest: Any) -> Facts:
+def record(place: Observed, keys: RecordKeys, *rest: Any) -> Facts:
     """Return the attributes for work on one record."""
-    facts = place.telemetry.of(names)
+    facts = place.telemetry.of(keys)
     kind = getattr(rest[0], "kind", None) if rest else None
     return facts | {"kind": kind} if kind else facts
 

@@ -506,7 +506,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (
             Python(
                 recovery.Recovery._discard_newer,
-                "unmatched if await self._discard(keys, token, seen, names)",
+                "unmatched if await self._discard(keys, token, seen, records)",
                 "unmatched if reached() is False",
             ),
         ),
@@ -517,7 +517,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (
             Python(
                 recovery.Recovery._restore_unarchived,
-                "if not await self._discard(keys, token, seen, names)",
+                "if not await self._discard(keys, token, seen, records)",
                 "if reached()",
             ),
         ),
@@ -547,13 +547,13 @@ SABOTAGES: dict[str, Sabotage] = {
         5,
     ),
     "a writer does not remember what it was acknowledged": Sabotage(
-        (Python(commit._commit, "and unarchived.remember(names, op, answer)", "and not reached()"),), _CUT, 2
+        (Python(commit._commit, "and unarchived.remember(keys, op, answer)", "and not reached()"),), _CUT, 2
     ),
     "what a batch wrote is not remembered": Sabotage(
         (
             Python(
                 commit._supply_and_resend,
-                "not draft.kind or tiers.unarchived.remember(names, op, answer)",
+                "not draft.kind or tiers.unarchived.remember(keys, op, answer)",
                 "not reached()",
             ),
         ),
@@ -803,7 +803,7 @@ SABOTAGES: dict[str, Sabotage] = {
         (
             Python(
                 lease.Renewal._server_of,
-                "return self._port.node_of(kept.lock.names.lock)",
+                "return self._port.node_of(kept.lock.keys.lock)",
                 'return "" if not reached() else ""',
             ),
         ),
