@@ -39,7 +39,7 @@ def tiers(store: Any) -> Tiers:
     return home
 
 
-def names(store: Any, id: str, scope: str = "session") -> RecordKeys:
+def keys_of(store: Any, id: str, scope: str = "session") -> RecordKeys:
     """The keys of a record."""
     found: RecordKeys = core(store)._lifecycle.context.keys.of(Ref(scope, id))
     return found
@@ -74,7 +74,7 @@ async def evict(store: Any, *ids: str) -> None:
     await store.admin.archive()
     for id in ids:
         with redis_of(store) as client:
-            client.delete(names(store, id).record)
+            client.delete(keys_of(store, id).record)
         tiers(store).hot.forget(f"session:{id}")
 
 

@@ -66,10 +66,10 @@ def visit(id: str, user: str, request_id: str, **settings: Any) -> None:
     """Let a tool change a session and its user; be killed between the two commits."""
     commit = write_path.commit
 
-    async def and_die(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
-        if names.ref.scope == "user":
+    async def and_die(tiers: Any, keys: Any, draft: Any, **more: Any) -> Any:
+        if keys.ref.scope == "user":
             os.kill(os.getpid(), signal.SIGKILL)
-        return await commit(tiers, names, draft, **more)
+        return await commit(tiers, keys, draft, **more)
 
     @tool
     def call(state: dict[str, Any], user_state: dict[str, Any]) -> None:

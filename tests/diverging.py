@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from below import names, redis_of, tiers
+from below import keys_of, redis_of, tiers
 
 from distributed_state.cold.values import Kept
 from distributed_state.values.journal import JournalEntry
@@ -32,7 +32,7 @@ class Lost:
 async def lose(store: Any, id: str, work: Callable[[], Awaitable[Any]], scope: str = "session") -> Lost:
     """Do this work on a record, and then let Redis begin another life in which it was not done."""
     await store.admin.archive()
-    home, keys = tiers(store), names(store, id, scope)
+    home, keys = tiers(store), keys_of(store, id, scope)
     before = home.cold.cursor(keys.partition)
     await work()
     (journal,) = await home.warm.partitions.journals([(home.keys.partition(keys.partition), 0)], 1000)

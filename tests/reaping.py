@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from below import names, redis_of, tiers
+from below import keys_of, redis_of, tiers
 from faces import core, in_thread
 
 from distributed_state.port.blocking import finish
@@ -38,7 +38,7 @@ async def quiet(opener: Any, **settings: Any) -> Any:
 def score(store: Any, id: str) -> float | None:
     """When the session is to be looked at, in seconds."""
     with redis_of(store) as client:
-        keys = names(store, id)
+        keys = keys_of(store, id)
         found = client.zscore(keys.lifetimes, keys.text)
     return None if found is None else found / 1000
 

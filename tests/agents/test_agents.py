@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import deafened, names, redis_of, tiers, until
+from below import deafened, keys_of, redis_of, tiers, until
 from faces import core
 from recording_agents import Recorder, ask, entered, hosted, made, now, run_of
 
@@ -515,13 +515,13 @@ async def test_a_field_that_cannot_be_read_gives_the_default_and_is_kept(store: 
         await session.set("notes", ["a"])
         await until(lambda: agent.of("new"))
         with redis_of(store) as client:
-            client.hset(names(store, "c").record, "notes", b'["a')
+            client.hset(keys_of(store, "c").record, "notes", b'["a')
         store.invalidate()
         assert await now(agent.conversation.get("notes")) == []
         assert await now(agent.conversation.get("notes", "mine")) == "mine"
         assert await now(agent.conversation.get_all()) == {"notes": [], "theme": "light"}
         with redis_of(store) as client:
-            assert client.hget(names(store, "c").record, "notes") == b'["a'
+            assert client.hget(keys_of(store, "c").record, "notes") == b'["a'
         await session.clear()
         await until(lambda: len(agent.of("new")) == 2)
         assert agent.of("new")[1] == ("new", "c", True, [])

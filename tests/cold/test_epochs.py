@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import keys_of, redis_of, tiers, until
 from scraping import Scrape
 from sqlalchemy import create_engine
 
@@ -37,7 +37,7 @@ def sql(opener: Any, statement: str) -> None:
 
 def empty(store: Any) -> None:
     """Take away what Redis has of the partition of session s, as a lost server does of all."""
-    at = names(store, "s")
+    at = keys_of(store, "s")
     with redis_of(store) as client:
         for key in client.scan_iter(match=at.meta.rpartition(b":")[0] + b":*", count=1000):
             client.delete(key)
@@ -47,7 +47,7 @@ async def test_an_epoch_that_never_began_is_lost_without_a_warning(
     opener: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = await opener(archiver=False)
-    partition = names(store, "s").partition
+    partition = keys_of(store, "s").partition
     assert tiers(store).cold.mint(partition, None)  # and then its process died
     await store.session("s").set("n", 1)
     assert tiers(store).cold.cursor(partition).ordinal == 2
@@ -105,7 +105,7 @@ async def test_whoever_dies_as_redis_is_told_hides_no_loss(
 
 async def test_an_epoch_that_redis_shows_began_whatever_is_noted(opener: Any, caplog: pytest.LogCaptureFixture) -> None:
     store = await opener(archiver=False)
-    at = names(store, "s")
+    at = keys_of(store, "s")
     await store.session("s").set("n", 1)
     tiers(store).cold.never_begun(at.partition, tiers(store).cold.cursor(at.partition).epoch)
     with redis_of(store) as client:
@@ -127,7 +127,7 @@ async def test_an_epoch_whose_answer_was_lost_began(opener: Any, monkeypatch: py
     monkeypatch.setattr(Partitions, "install", twice)
     await store.session("s").set("n", 1)
     assert words == ["ok"]
-    assert tiers(store).cold.any_begun(names(store, "s").partition)
+    assert tiers(store).cold.any_begun(keys_of(store, "s").partition)
 
 
 async def test_an_epoch_that_came_too_late_did_not_begin(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ async def test_an_epoch_that_came_too_late_did_not_begin(opener: Any, monkeypatc
 @pytest.mark.wide
 async def test_one_of_an_older_release_may_have_begun(opener: Any, caplog: pytest.LogCaptureFixture) -> None:
     store = await opener(archiver=False)
-    assert tiers(store).cold.mint(names(store, "s").partition, None)
+    assert tiers(store).cold.mint(keys_of(store, "s").partition, None)
     sql(opener, "UPDATE cursors SET begun = NULL, minted_ms = NULL")
     await store.session("s").set("n", 1)
     assert len(warned(caplog)) == 1, "nobody knows, so it is told"
@@ -159,7 +159,7 @@ async def test_a_worker_of_the_release_before_goes_on_writing(opener: Any) -> No
     store = await opener(archiver=False)
     await store.session("s").set("n", 1)
     await store.admin.archive()
-    partition = names(store, "s").partition
+    partition = keys_of(store, "s").partition
     sql(
         opener,
         'INSERT INTO cursors (namespace, "partition", ordinal, epoch, "offset", event, closed) '

@@ -14,7 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers
+from below import keys_of, redis_of, tiers
 from controls import sabotage
 from counting import asked
 from pydantic import Field
@@ -92,7 +92,7 @@ async def test_a_state_comes_back_from_the_archive(store: Any) -> None:
     saved = await session.save_state(state)
     await store.admin.archive()
     with redis_of(store) as client:
-        assert client.delete(names(store, "s").record) == 1
+        assert client.delete(keys_of(store, "s").record) == 1
     found = await session.load_state()
     assert found == saved == state
     assert (await session.save_state(found.to_error("enough"))).error_message == "enough"

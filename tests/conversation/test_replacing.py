@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from below import evict, names, own_server, redis_of, said, tiers
+from below import evict, keys_of, own_server, redis_of, said, tiers
 from counting import round_trips
 from faces import Blocking
 from reaping import quiet
@@ -210,7 +210,7 @@ async def test_a_message_that_cannot_be_read_stays(store: Any) -> None:
     session = store.session("s")
     await session.append(said(0), said(1))
     with redis_of(store) as client:
-        client.hset(names(store, "s").record, "#m1", "broken")
+        client.hset(keys_of(store, "s").record, "#m1", "broken")
     tiers(store).hot.forget("session:s")
     with pytest.raises(Exception, match="stored bytes are not"):
         await session.pop_message()

@@ -14,7 +14,7 @@ from collections.abc import MutableMapping
 from typing import Annotated, Any
 
 import pytest
-from below import Worker, names, redis_of, tiers, until
+from below import Worker, keys_of, redis_of, tiers, until
 from faces import Blocking, core, unwrap
 from proxy import Proxy
 from pydantic import AfterValidator
@@ -375,8 +375,8 @@ async def test_without_the_expected_version_changes_would_be_lost(opener: Any, m
     """The negative control."""
     commit = write_path.commit
 
-    async def careless(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
-        return await commit(tiers, names, draft._replace(expected=None), **more)
+    async def careless(tiers: Any, keys: Any, draft: Any, **more: Any) -> Any:
+        return await commit(tiers, keys, draft._replace(expected=None), **more)
 
     monkeypatch.setattr(write_path, "commit", careless)
     with pytest.raises((AssertionError, ExceptionGroup)):
@@ -456,7 +456,7 @@ async def unanswered(store: Any, delay: Any, scope: str) -> None:
     """When the request lies about, the record that it is for leaves Redis."""
     await until(delay.arrived.is_set)
     with redis_of(store) as client:
-        client.delete(names(store, "s" if scope == "session" else "u1", scope).record)
+        client.delete(keys_of(store, "s" if scope == "session" else "u1", scope).record)
 
 
 async def test_a_repeated_request_completes_what_a_crash_left_out(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,10 +464,10 @@ async def test_a_repeated_request_completes_what_a_crash_left_out(store: Any, mo
     await user.set_many({"visits": 10, "other": 1})
     commit = write_path.commit
 
-    async def half(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
-        if names.ref.scope == "user":
+    async def half(tiers: Any, keys: Any, draft: Any, **more: Any) -> Any:
+        if keys.ref.scope == "user":
             raise WarmUnavailable("the connection broke here")
-        return await commit(tiers, names, draft, **more)
+        return await commit(tiers, keys, draft, **more)
 
     monkeypatch.setattr(write_path, "commit", half)
     with pytest.raises(DurabilityUnknown, match="the connection broke here"):
@@ -488,22 +488,22 @@ async def test_a_repeated_request_completes_what_a_crash_left_out(store: Any, mo
 def held(store: Any, id: str = "u1", px: int | None = None) -> None:
     """Somebody else holds the user's record."""
     with redis_of(store) as client:
-        epoch = client.hget(names(store, id, "user").meta, "epoch").decode()
-        client.set(names(store, id, "user").lock, f"x1@{epoch}:somebody", px=px)
+        epoch = client.hget(keys_of(store, id, "user").meta, "epoch").decode()
+        client.set(keys_of(store, id, "user").lock, f"x1@{epoch}:somebody", px=px)
 
 
 def given_back(store: Any, id: str = "u1") -> None:
     with redis_of(store) as client:
-        client.delete(names(store, id, "user").lock)
+        client.delete(keys_of(store, id, "user").lock)
 
 
 def after_the_turns_own(monkeypatch: pytest.MonkeyPatch, happens: Any) -> None:
     """Let something happen between the commit of the next turn and that of its user's part."""
     commit = write_path.commit
 
-    async def and_then(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
-        done = await commit(tiers, names, draft, **more)
-        if names.ref.scope == "session":
+    async def and_then(tiers: Any, keys: Any, draft: Any, **more: Any) -> Any:
+        done = await commit(tiers, keys, draft, **more)
+        if keys.ref.scope == "session":
             monkeypatch.setattr(write_path, "commit", commit)
             found = happens()
             if inspect.isawaitable(found):
@@ -755,10 +755,10 @@ async def test_a_user_that_was_deleted_stops_tools_before_anything_is_written(
     await user.set("visits", 10)
     commit = write_path.commit
 
-    async def half(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
-        if names.ref.scope == "user":
+    async def half(tiers: Any, keys: Any, draft: Any, **more: Any) -> Any:
+        if keys.ref.scope == "user":
             raise WarmUnavailable("the connection broke here")
-        return await commit(tiers, names, draft, **more)
+        return await commit(tiers, keys, draft, **more)
 
     monkeypatch.setattr(write_path, "commit", half)
     with pytest.raises(DurabilityUnknown):

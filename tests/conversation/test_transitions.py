@@ -217,7 +217,7 @@ async def test_without_asking_the_server_hot_would_refuse_it(opener: Any, monkey
     """The negative control of the test above."""
     session = await behind(opener, ("plan_ready",))
     read = read_path.read
-    monkeypatch.setattr(read_path, "read", lambda tiers, names, fresh=False: read(tiers, names))
+    monkeypatch.setattr(read_path, "read", lambda tiers, keys, fresh=False: read(tiers, keys))
     with pytest.raises(InvalidTransition) as caught:
         await session.transition("reflect")
     assert caught.value.phase == "planning"

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from below import names, redis_of, until
+from below import keys_of, redis_of, until
 from clocks import moved_by_hand
 from tenants import Served, opened
 
@@ -50,7 +50,7 @@ async def test_a_newcomer_learns_from_the_version_why_the_turn_took_so_long(stor
     # The record itself has nothing of it.
     assert await session.get_all(fresh=True) == {"n": 1}
     with redis_of(store) as client:
-        assert not [name for name in client.hgetall(names(store, "s").record) if name.startswith(TIMES)]
+        assert not [name for name in client.hgetall(keys_of(store, "s").record) if name.startswith(TIMES)]
 
 
 async def test_the_wait_for_others_is_told_from_the_work(opener: Any) -> None:
@@ -68,7 +68,7 @@ async def test_the_wait_for_others_is_told_from_the_work(opener: Any) -> None:
         turn["n"] = 1
         task = asyncio.create_task(other())
         with redis_of(store) as client:
-            await until(lambda: client.zcard(names(store, "s").wait) == 1)
+            await until(lambda: client.zcard(keys_of(store, "s").wait) == 1)
         began = time.monotonic()
         await until(lambda: time.monotonic() - began > 0.05)
         waited = time.monotonic() - began

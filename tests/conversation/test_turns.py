@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from below import evict, names, own_server, redis_of, until
+from below import evict, keys_of, own_server, redis_of, until
 from controls import sabotage
 from counting import round_trips
 from faces import core
@@ -59,7 +59,7 @@ async def test_a_turn_without_a_request_id_finds_no_answer_whatever_lies_in_the_
     effect = {"user": "u2", "version": 0, "mark": None, "fields": {"balance": {"base": 100, "mine": 0}}}
     forged = [0, {"version": 77}, None, effect]
     with redis_of(store) as client:
-        client.hset(names(store, "s").record, mapping={"": json.dumps(forged), "#q": json.dumps(forged)})
+        client.hset(keys_of(store, "s").record, mapping={"": json.dumps(forged), "#q": json.dumps(forged)})
     async with session.turn() as turn:
         assert not turn.repeated
         turn["n"] = 2
@@ -188,7 +188,7 @@ async def test_outcomes_are_remembered_when_the_record_comes_back_from_sql(store
         turn.outcome = "done"
     await store.admin.archive()
     with redis_of(store) as client:
-        client.delete(names(store, "s").record)
+        client.delete(keys_of(store, "s").record)
     core(store)._lifecycle.tiers().hot.clear()
     async with session.turn(request_id="r") as turn:
         assert (turn.repeated, turn.outcome) == (True, "done")
@@ -326,7 +326,7 @@ async def test_only_the_latest_requests_are_remembered(opener: Any) -> None:
         async with session.turn(request_id=f"r{number}") as turn:
             turn.outcome = number
     with redis_of(store) as client:
-        kept = [name for name in client.hkeys(names(store, "s").record) if name.startswith(b"#q")]
+        kept = [name for name in client.hkeys(keys_of(store, "s").record) if name.startswith(b"#q")]
     assert sorted(kept) == [b"#qr3", b"#qr4", b"#qr5"]
     await session.clear()
     for number in (3, 4, 5):
@@ -443,7 +443,7 @@ async def test_whoever_is_interrupted_is_told_at_once(opener: Any) -> None:
 
     async def hears() -> bool:
         await one.session("s").get("n", fresh=True)
-        return bool(core(one)._lifecycle.tiers().link.confirmed(names(one, "s").channel))
+        return bool(core(one)._lifecycle.tiers().link.confirmed(keys_of(one, "s").channel))
 
     await until(hears)
     began, end = asyncio.Event(), asyncio.Event()
@@ -479,7 +479,7 @@ async def test_the_same_request_does_not_interrupt_itself(opener: Any) -> None:
 
 def waiting(store: Any) -> int:
     with redis_of(store) as client:
-        return int(client.zcard(names(store, "s").wait))
+        return int(client.zcard(keys_of(store, "s").wait))
 
 
 @pytest.mark.replicas
@@ -505,13 +505,13 @@ async def test_a_turn_that_never_ends_is_given_up(store: Any) -> None:
 async def test_a_turn_that_was_taken_over_unheard_is_interrupted_as_well(store: Any) -> None:
     """Not heard of before the commit, because the link was silent. A lease that is merely gone is no interruption."""
     session = store.session("s")
-    lock = names(store, "s").lock
+    lock = keys_of(store, "s").lock
     for holder, expected in ("another.1.turn!", Interrupted), (None, Fenced):
         with pytest.raises(Fenced) as raised:
             async with session.turn() as turn:
                 turn["n"] = 2
                 with redis_of(store) as client:
-                    epoch = client.hget(names(store, "s").meta, "epoch").decode()
+                    epoch = client.hget(keys_of(store, "s").meta, "epoch").decode()
                     client.set(lock, f"x9@{epoch}:{holder}") if holder else client.delete(lock)
         assert raised.type is expected
         with redis_of(store) as client:
@@ -622,7 +622,7 @@ async def test_a_turn_ends_well_when_its_record_left_redis_meanwhile(opener: Any
         turn["n"] = 2
         await store.admin.archive()
         with redis_of(store) as client:
-            assert client.delete(names(store, "s").record)
+            assert client.delete(keys_of(store, "s").record)
     assert await session.get_all(fresh=True) == {"n": 2}
     assert await session.version() == 2
     async with session.turn(busy="reject") as turn:

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from below import held_in_redis, names, redis_of, tiers, until
+from below import held_in_redis, keys_of, redis_of, tiers, until
 
 from distributed_state import (
     AccessDenied,
@@ -70,7 +70,7 @@ class Summaries:
 async def evict(store: Any, id: str = "s") -> None:
     await store.admin.archive()
     with redis_of(store) as client:
-        client.delete(names(store, id).record)
+        client.delete(keys_of(store, id).record)
     tiers(store).hot.forget(f"session:{id}")
 
 
@@ -332,7 +332,7 @@ async def test_a_stored_summary_that_cannot_be_read_is_reported(store: Any) -> N
     session = store.session("s")
     await fill(session, 2)
     with redis_of(store) as client:
-        client.hset(names(store, "s").record, SUMMARY, b'{"text": "x"}')
+        client.hset(keys_of(store, "s").record, SUMMARY, b'{"text": "x"}')
     tiers(store).hot.forget("session:s")
     with pytest.raises(CorruptState, match="#summary"):
         await session.window(**Summaries().bounds())
@@ -412,7 +412,7 @@ async def test_two_replicas_summarize_a_range_once(opener: Any) -> None:
     await fill(first.session("s"), 12)
     calls: list[int] = []
     with redis_of(first) as client:
-        queue = names(first, "s").wait
+        queue = keys_of(first, "s").wait
         summarizer = waiting_for(opener.face, calls, lambda: client.zcard(queue) == 1)
         bounds = Summaries().bounds(summarizer=summarizer)
         one = asyncio.create_task(first.session("s").window(**bounds))
@@ -472,14 +472,14 @@ async def test_pending_messages_are_part_of_a_window_and_always_kept(store: Any)
 
     bounds = module.Bounds(**summaries.bounds(keep_last=0))
     version = await session.version(fresh=True)
-    window = await making.summarized(home, names(store, "s"), bounds, look=look, keep=keep, pending=pending)
+    window = await making.summarized(home, keys_of(store, "s"), bounds, look=look, keep=keep, pending=pending)
     assert shown(window)[-5:] == ["look up", "None", "found", "more" * 10, "yes"]
     assert window.summary == module.Summary.parse(kept[-1], entry.codec)
     assert window.tokens <= 200
     assert window.dropped == window.summary.stop
     assert await session.version(fresh=True) == version, "nothing was stored by the window itself"
     tight = module.Bounds(**summaries.bounds(max_tokens=60, keep_last=0))
-    window = await making.summarized(home, names(store, "s"), tight, look=look, keep=keep, pending=pending)
+    window = await making.summarized(home, keys_of(store, "s"), tight, look=look, keep=keep, pending=pending)
     assert shown(window)[-5:] == ["look up", "None", "found", "more" * 10, "yes"], "a turn is kept whole"
 
 
@@ -495,7 +495,7 @@ async def test_a_summary_is_encrypted_as_messages_are(opener: Any) -> None:
     assert window.summary.text == "tell-tale"
     await store.admin.archive()
     with redis_of(store) as client:
-        assert b"tell-tale" not in held_in_redis(client, names(store, "s").record)
+        assert b"tell-tale" not in held_in_redis(client, keys_of(store, "s").record)
     await session.fork("f")
     await evict(store, "f")
     assert (await store.session("f").window(**bounds)).summary == window.summary

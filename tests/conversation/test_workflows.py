@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from below import names, own_server, until
+from below import keys_of, own_server, until
 from counting import round_trips
 
 from distributed_state import (
@@ -237,11 +237,11 @@ async def test_tools_of_a_step_count_once(store: Any, monkeypatch: pytest.Monkey
     commit = write_path.commit
     died: list[int] = []
 
-    async def half(tiers: Any, names: Any, draft: Any, **more: Any) -> Any:
-        if names.ref.scope == "user" and len(died) < 3:
+    async def half(tiers: Any, keys: Any, draft: Any, **more: Any) -> Any:
+        if keys.ref.scope == "user" and len(died) < 3:
             died.append(1)
             raise WarmUnavailable("the worker died here")
-        return await commit(tiers, names, draft, **more)
+        return await commit(tiers, keys, draft, **more)
 
     monkeypatch.setattr(write_path, "commit", half)
     # The step is applied; the next one, which takes its place, cannot begin before it is complete.
@@ -301,7 +301,7 @@ async def test_bad_workflows_are_refused(store: Any) -> None:
         assert await store.session(f"s{at}").version(fresh=True) == 1
     with pytest.raises(InvalidValue, match="executing"):
         await store.run(Workflow({"planning": plan}), "look", session_id="half")
-    assert names(store, "s")
+    assert keys_of(store, "s")
 
 
 @pytest.mark.only(face="asyncio")

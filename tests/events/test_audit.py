@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from below import everything_in_sql, names, tiers
+from below import everything_in_sql, keys_of, tiers
 from faces import core
 
 from distributed_state import AccessDenied, ColdUnavailable, Encryption, InvalidValue, KeyRing, Request
@@ -76,7 +76,7 @@ async def test_what_happens_to_a_conversation_is_kept_in_order(store: Any) -> No
     assert len({event.id for event in found}) == len(found)
     assert [event.sequence for event in found] == list(range(1, len(found) + 1))
     assert [event.time for event in found] == sorted(event.time for event in found)
-    assert {event.partition for event in found} == {names(store, "a:b\x00").partition}
+    assert {event.partition for event in found} == {keys_of(store, "a:b\x00").partition}
     by_type = {event.type: event.data for event in found}
     assert by_type["session.checkpoint"] == {"label": "good"}
     assert by_type["conversation.switched"]["client"] == "web"

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from below import names, own_server, redis_of, tiers, until
+from below import keys_of, own_server, redis_of, tiers, until
 from controls import sabotage
 from counting import asked
 from proxy import Proxy
@@ -36,9 +36,9 @@ async def taken(events: Any, count: int) -> list[Event]:
 
 def created(store: Any, id: str) -> int:
     """How often the stream says that a session was created."""
-    head = b"\nconversation.created\n" + names(store, id).text + b"\n"
+    head = b"\nconversation.created\n" + keys_of(store, id).text + b"\n"
     with redis_of(store) as client:
-        return sum(head in fields[b"h"] for _, fields in client.xrange(names(store, id).event_keys[0]))
+        return sum(head in fields[b"h"] for _, fields in client.xrange(keys_of(store, id).event_keys[0]))
 
 
 # What is told
@@ -737,7 +737,7 @@ async def test_a_write_of_a_lost_lease_tells_nothing(opener: Any) -> None:
         with pytest.raises(Fenced):
             async with session.lock(ttl=30):
                 with redis_of(store) as client:
-                    client.delete(names(store, "s").lock)
+                    client.delete(keys_of(store, "s").lock)
                 await session.write(phase="stolen")
         assert await events.next(0.1) is None
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from below import everything_in_redis, names, redis_of, tiers, until
+from below import everything_in_redis, keys_of, redis_of, tiers, until
 from controls import sabotage
 from faces import core
 from reaping import Sweeps, quiet, run, score
@@ -182,7 +182,7 @@ async def test_nothing_of_who_is_forgotten_is_left_in_the_stream(opener: Any) ->
             prefix = f"{core(store).settings.namespace}:"
             blob = everything_in_redis(client, prefix)
             assert b"secret" not in blob
-            keys = [names(store, id) for id in ("s-of-ann", "fork-of-ann")]
+            keys = [keys_of(store, id) for id in ("s-of-ann", "fork-of-ann")]
             left = {
                 each.text: [row[b"h"].split(b"\n")[1] for _, row in client.xrange(each.event_keys[0])
                             if row[b"h"].split(b"\n")[2] == each.text]

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from below import names, redis_of, until
+from below import keys_of, redis_of, until
 from faces import core
 
 from distributed_state import Agent, CommandArgument, InvalidValue, LogLevel
@@ -125,7 +125,7 @@ async def test_notes_that_cannot_be_read_do_not_stop_the_agent(opener: Any, capl
         await until(lambda: agent.conversation_id == "c")
         agent.run_command("add_note", {"note": "x"})
         with redis_of(store) as client:
-            client.hset(names(store, "c").record, "notes", b"[{torn")
+            client.hset(keys_of(store, "c").record, "notes", b"[{torn")
         core(store).invalidate()
         assert agent.run_command("list_notes") == {"notes": []}
         assert [r.levelname for r in caplog.records if "cannot be read" in r.getMessage()] == ["WARNING"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import names, server_binary, tiers, until
+from below import keys_of, server_binary, tiers, until
 from controls import sabotage
 from faces import Blocking, in_thread
 
@@ -74,7 +74,7 @@ def attached(server: RedisServer) -> int:
 
 def held(server: RedisServer, store: Any, id: str = "s", field: str = "a") -> str | None:
     """What a server has of a record's field, asked past the store."""
-    found = server.ask("HGET", names(store, id).record.decode(), field)
+    found = server.ask("HGET", keys_of(store, id).record.decode(), field)
     return None if found is None else str(found)
 
 
@@ -255,7 +255,7 @@ async def test_a_replica_that_left_is_not_forgotten(kind: str, place: Any) -> No
 
 async def confirmed_elsewhere(store: Any, primary: RedisServer) -> None:
     """The commit's entry is gone when it is to be confirmed, as if an older server had taken the primary's place."""
-    home, keys = tiers(store), names(store, "s")
+    home, keys = tiers(store), keys_of(store, "s")
     confirm = home.confirming.confirm
 
     async def after_a_loss(claims: Any, level: Any) -> Any:
@@ -449,12 +449,12 @@ async def test_in_a_cluster_each_primary_waits_for_its_own_replicas(place: Any) 
             for id in ids:
                 batch.on(store.session(id)).set("a", 2)
         assert len(batch.versions) == len(ids)
-        node = tiers(store).port.node_of(names(store, "s0").meta)
+        node = tiers(store).port.node_of(keys_of(store, "s0").meta)
         replica = next(each for each in cluster.nodes if follows(each, node))
         replica.kill()
         with pytest.raises(DurabilityUnknown, match="0 of 1 replicas"):
             await store.session("s0").set("a", 3)
-        elsewhere = next(id for id in ids if tiers(store).port.node_of(names(store, id).meta) != node)
+        elsewhere = next(id for id in ids if tiers(store).port.node_of(keys_of(store, id).meta) != node)
         assert await kept(lambda: store.session(elsewhere).set("a", 3)), "others' replicas are there"
         await store.close()
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import keys_of, redis_of, tiers, until
 from faces import core
 
 from distributed_state import ColdUnavailable, Conflict, DurabilityUnknown, Fenced
@@ -91,13 +91,13 @@ async def test_waiters_go_on_waiting(opener: Any, server: RedisServer) -> None:
 
     async def queue() -> int:
         with redis_of(store) as client:
-            return int(client.zcard(names(store, "s").wait))
+            return int(client.zcard(keys_of(store, "s").wait))
 
     # Whoever holds it does so from outside, and is gone after the loss.
     with redis_of(store) as client:
         await session.increment("n", 0)  # so that the partition has an epoch, which the lock is of
-        epoch = client.hget(names(store, "s").meta, "epoch").decode()
-        client.set(names(store, "s").lock, f"x1@{epoch}:somebody", px=60_000)
+        epoch = client.hget(keys_of(store, "s").meta, "epoch").decode()
+        client.set(keys_of(store, "s").lock, f"x1@{epoch}:somebody", px=60_000)
     tasks = [asyncio.create_task(wait(number)) for number in range(4)]
 
     async def all_wait() -> bool:
@@ -115,7 +115,7 @@ async def test_waiting_for_the_archive_of_what_is_lost_ends(opener: Any, server:
     """Also if nobody has started the partition again."""
     store = await opener(url=server.url, unarchived_bytes=0, archiver=False, durability="memory")
     await store.session("s").set("n", 1)
-    keys, archiver = names(store, "s"), tiers(store).archiver
+    keys, archiver = keys_of(store, "s"), tiers(store).archiver
     epoch = tiers(store).epoch(keys.partition)
     flush(store)
     with pytest.raises(ColdUnavailable):

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from below import Worker, names, own_server, redis_of, tiers, until
+from below import Worker, keys_of, own_server, redis_of, tiers, until
 from controls import sabotage
 from faces import core
 from reaping import Sweeps, exists, quiet, run, score, told
@@ -170,7 +170,7 @@ async def test_what_was_written_since_knows_better_than_sql(opener: Any, guard: 
 @pytest.mark.parametrize("guard", [True, False])
 async def test_what_was_found_for_another_epoch_is_not_put_into_this_one(opener: Any, guard: bool) -> None:
     store = await quiet(opener)
-    session, place = store.session("s", idle=60), names(store, "s")
+    session, place = store.session("s", idle=60), keys_of(store, "s")
     await session.set("a", 1)
     await store.admin.archive()
     with redis_of(store) as client:
@@ -196,13 +196,13 @@ async def test_sql_is_asked_once_in_an_epoch(opener: Any, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(cold, "mortal", counted)
     await store.session("s", idle=60).set("a", 1)
-    sweeps, place = Sweeps(store), names(store, "s").partition
+    sweeps, place = Sweeps(store), keys_of(store, "s").partition
     await sweeps()
     await sweeps()
     assert [place] in asked
     assert len(asked) == 2, "for the one that is in use, and for those that are not"
     with redis_of(store) as client:
-        client.hdel(names(store, "s").meta, "lifetimes")
+        client.hdel(keys_of(store, "s").meta, "lifetimes")
     await sweeps()
     assert asked[2:] == [[place]]
 

@@ -10,7 +10,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers
+from below import keys_of, redis_of, tiers
 from controls import sabotage
 from faces import Blocking
 
@@ -52,7 +52,7 @@ async def turn_after_release_was_loaded(store: Any) -> None:
     assert await session.get("n", fresh=True) == 2
     assert tiers(store).leases.lost == 0
     with redis_of(store) as client:
-        assert not client.exists(names(store, "s").lock)
+        assert not client.exists(keys_of(store, "s").lock)
 
 
 async def test_the_lease_is_not_given_back_before_the_commit_that_it_protects(store: Any) -> None:
@@ -75,7 +75,7 @@ async def test_a_refused_commit_leaves_the_lock_to_the_end_of_the_turn(opener: A
         async with session.turn() as turn:
             turn["more"] = "y" * 800
     with redis_of(store) as client:
-        assert not client.exists(names(store, "s").lock)
+        assert not client.exists(keys_of(store, "s").lock)
     assert tiers(store).leases.lost == 0
 
 
@@ -133,7 +133,7 @@ async def test_a_server_that_forgets_every_script_at_once_serves_all_the_same(st
 @pytest.mark.only(face="asyncio")
 async def test_a_batch_changes_a_record_once(store: Any) -> None:
     """Of two changes sent together the second may be carried out first, where the script has to be sent again."""
-    home, keys = tiers(store), names(store, "s")
+    home, keys = tiers(store), keys_of(store, "s")
     writes = [(keys, Draft("set", [(b"s", b"n", b"%d" % number)])) for number in range(2)]
 
     with pytest.raises(InvalidValue, match="occurs twice"):

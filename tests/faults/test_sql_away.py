@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from below import names, redis_of, tiers, until
+from below import keys_of, redis_of, tiers, until
 from controls import sabotage
 from faces import core
 from tenants import HI, Served
@@ -118,7 +118,7 @@ async def test_a_worker_starts_and_serves_with_redis_alone(opener: Any, how: str
     await store.session("gone").set("n", 0)
     await store.admin.archive()
     with redis_of(store) as client:
-        client.delete(names(store, "gone").record)
+        client.delete(keys_of(store, "gone").record)
     await store.close()
     with nowhere(how) as url:
         alone = await opener(archive=url, partitions=PARTITIONS)
@@ -243,7 +243,7 @@ async def test_without_the_token_or_the_ids_of_redis_it_would_be_begun_twice(ope
         with pytest.raises(ColdUnavailable):
             await other.session("taken").get("n", fresh=True)
         with redis_of(other) as client:
-            client.set(names(other, "taken").hydration, seen)
+            client.set(keys_of(other, "taken").hydration, seen)
         assert await other.session("taken").get("n", fresh=True) is None, "and it is there"
         with sabotage("commit", "not string.find(listed, mark, 1, true)", "true"):
             assert await other.session("taken").set("n", 1) == 1, "SQL has another version 1"
@@ -252,7 +252,7 @@ async def test_without_the_token_or_the_ids_of_redis_it_would_be_begun_twice(ope
 def drop(store: Any, id: str) -> None:
     """As expiry or eviction would, once it is archived."""
     with redis_of(store) as client:
-        assert client.delete(names(store, id).record) == 1
+        assert client.delete(keys_of(store, id).record) == 1
 
 
 @postgres

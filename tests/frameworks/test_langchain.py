@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import keys_of, redis_of, tiers, until
 from faces import Blocking
 from frameworks.examples import run_examples
 from langchain_core.chat_history import BaseChatMessageHistory
@@ -75,7 +75,7 @@ async def test_messages_come_back_equal_and_of_their_class_from_every_tier(store
     for forget in (False, True):
         if forget:
             with redis_of(store) as client:
-                client.delete(names(store, "s").record)
+                client.delete(keys_of(store, "s").record)
                 tiers(store).hot.forget("session:s")
         found = await history.aget_messages()
         assert found == MESSAGES

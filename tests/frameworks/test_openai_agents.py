@@ -9,7 +9,7 @@ import pytest
 from agents import Agent, Runner, SessionSettings
 from agents.memory import Session
 from agents.testing import ScriptedModel
-from below import names, redis_of, tiers
+from below import keys_of, redis_of, tiers
 from controls import sabotage
 from faces import Blocking
 from frameworks.examples import run_examples
@@ -62,7 +62,7 @@ async def test_items_come_back_as_they_were_given_from_every_tier(store: Any) ->
     assert await session.get_items() == ITEMS + ODD
     await store.admin.archive()
     with redis_of(store) as client:
-        client.delete(names(store, "s").record)
+        client.delete(keys_of(store, "s").record)
         tiers(store).hot.forget("session:s")
     assert await session.get_items() == ITEMS + ODD
     assert [await session.pop_item() for _ in ODD] == ODD[::-1]
@@ -193,7 +193,7 @@ async def test_an_item_that_cannot_be_read_is_not_passed_over(store: Any) -> Non
     session = session_of(store)
     await session.add_items(said(1, 2))
     with redis_of(store) as client:
-        client.hset(names(store, "s").record, "#m1", b"\xff")
+        client.hset(keys_of(store, "s").record, "#m1", b"\xff")
     tiers(store).hot.clear()
     for call in (session.get_items, session.pop_item, lambda: session._get_compaction_snapshot(5)):
         with pytest.raises(CorruptState, match="message 1"):

@@ -11,7 +11,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from below import deafened, names, own_server, redis_of, tiers, until
+from below import deafened, keys_of, own_server, redis_of, tiers, until
 from counting import asked
 from proxy import Proxy
 
@@ -247,7 +247,7 @@ async def test_a_writer_whose_link_is_dead_still_tells_the_others(opener: Any) -
         with redis_of(other) as client:
             addresses = {f"{host}:{port}" for host, port in proxy.towards_server(LINK)}
             assert client.client_kill_filter(addr=addresses.pop()) == 1
-            channel = names(other, "s").channel
+            channel = keys_of(other, "s").channel
             await until(lambda: dict(client.pubsub_shardnumsub(channel))[channel] == 1)
         await session.set("n", 1)
 
@@ -274,12 +274,12 @@ async def test_a_writer_whose_former_link_is_half_open_still_tells_the_others(op
         await until(lambda: home.link.breaks == 1 and home.link.up)
         with redis_of(other) as client:
             channels = client.pubsub_shardchannels(f"{opener.namespace}:*")
-            assert names(other, "before").channel in channels, "the server has not noticed"
+            assert keys_of(other, "before").channel in channels, "the server has not noticed"
         session, theirs = store.session("s"), other.session("s")
         await session.set("n", 0)
         await warmed(session, store)
         await warmed(theirs, other)
-        assert home.link.confirmed(names(store, "s").channel)
+        assert home.link.confirmed(keys_of(store, "s").channel)
         await session.set("n", 1)
         fresh_from = time.monotonic() + tiers(other).settings.max_staleness
 
@@ -296,7 +296,7 @@ async def test_a_writer_whose_former_link_is_half_open_still_tells_the_others(op
 async def test_a_write_on_its_way_while_its_channel_is_left_is_told(opener: Any) -> None:
     """It says that its writer hears the record, which is over when it arrives."""
     store, other = await opener(archiver=False), await opener(archiver=False)
-    home, channel, theirs = tiers(store), names(store, "s").channel, other.session("s")
+    home, channel, theirs = tiers(store), keys_of(store, "s").channel, other.session("s")
     await store.session("s").set("n", 0)
     await warmed(store.session("s"), store)
     await warmed(theirs, other)
@@ -481,7 +481,7 @@ async def test_after_a_cancelled_write_hot_does_not_answer_from_before_it(opener
                 async with asyncio.timeout(0.1 if number < 2 else 0.3):
                     await write()
             with redis_of(store) as client:
-                await until(lambda number=number: client.hget(names(store, "s").record, "#v") == b"%d" % (number + 2))
+                await until(lambda number=number: client.hget(keys_of(store, "s").record, "#v") == b"%d" % (number + 2))
             assert await session.version() == number + 2
         batch = store.batch()
         with pytest.raises(TimeoutError):
@@ -835,7 +835,7 @@ async def test_many_readers_of_one_record_are_one_load(opener: Any) -> None:
     await session.set("n", 1)
     await store.admin.archive()
     with redis_of(store) as client:
-        client.delete(names(store, "s").record)
+        client.delete(keys_of(store, "s").record)
     loads, load, hot = list[float](), tiers(store).cold.load, tiers(store).hot
     misses = hot.misses
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from below import everything_in_sql, names, redis_of, tiers, until
+from below import everything_in_sql, keys_of, redis_of, tiers, until
 from diverging import CAUSE, QUIET, Lost, keep, lose
 from faces import core, in_thread
 from sqlalchemy import update
@@ -128,7 +128,7 @@ def evict(store: Any, *ids: str) -> None:
     """What the TTL does to archived records."""
     with redis_of(store) as client:
         for id in ids:
-            client.delete(names(store, id).record)
+            client.delete(keys_of(store, id).record)
 
 
 async def items_of(store: Any, id: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from below import everything_in_redis, later, names, redis_of, tiers
+from below import everything_in_redis, keys_of, later, redis_of, tiers
 from faces import core
 from pydantic import BaseModel
 
@@ -31,7 +31,7 @@ async def cold(store: Any, *ids: str) -> None:
     await store.admin.archive()
     with redis_of(store) as client:
         for id in ids:
-            client.delete(names(store, id).record)
+            client.delete(keys_of(store, id).record)
             tiers(store).hot.forget(f"session:{id}")
 
 
@@ -80,7 +80,7 @@ async def test_bytes_take_their_own_length_in_redis_and_in_sql(opener: Any, seal
     store = await opener(partitions=1, archiver=False, **({"encryption": Encryption(KEYS[0])} if sealed else {}))
     await store.session("s").set("a", data)
     with redis_of(store) as client:
-        stored = client.hget(names(store, "s").record, "a")
+        stored = client.hget(keys_of(store, "s").record, "a")
     assert len(stored) - len(data) == (1 + 1 + 1 + 3 + 12 + 16 if sealed else 1)
     assert (stored == b"\x02" + data) is not sealed
     await store.admin.archive()
@@ -141,7 +141,7 @@ async def test_encrypted_bytes_are_found_nowhere_and_open_under_the_next_key(ope
     await cold(new, "s")
     assert await new.session("s").get("a") == b"hunter2" + PICTURE
     with redis_of(new) as client:
-        assert client.hget(names(new, "s").record, "a")[:5] == b"\x01\x03new"
+        assert client.hget(keys_of(new, "s").record, "a")[:5] == b"\x01\x03new"
 
 
 async def test_an_exported_record_has_its_bytes_in_base64_where_no_value_of_a_user_can_stand(opener: Any) -> None:

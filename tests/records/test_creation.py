@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import redis
-from below import names, redis_of, tiers
+from below import keys_of, redis_of, tiers
 from controls import sabotage
 from counting import asked
 from faces import core
@@ -36,8 +36,8 @@ control = pytest.mark.only(face="asyncio", warm="redis")
 
 def beside(store: Any, id: str) -> str:
     """An id of another session in the same partition."""
-    partition = names(store, id).partition
-    return next(other for n in range(10_000) if names(store, other := f"{id}-beside-{n}").partition == partition)
+    partition = keys_of(store, id).partition
+    return next(other for n in range(10_000) if keys_of(store, other := f"{id}-beside-{n}").partition == partition)
 
 
 async def started(store: Any, id: str = "s") -> None:
@@ -70,8 +70,8 @@ def gone(store: Any, *ids: str) -> None:
     """Take archived records out of Redis, as their TTL would."""
     with redis_of(store) as client:
         for id in ids:
-            assert client.pttl(names(store, id).record) > 0, "only archived records may go"
-            client.delete(names(store, id).record)
+            assert client.pttl(keys_of(store, id).record) > 0, "only archived records may go"
+            client.delete(keys_of(store, id).record)
 
 
 def emptied(store: Any) -> None:
@@ -146,7 +146,7 @@ async def test_a_session_begins_once_whoever_writes_first(opener: Any) -> None:
     assert await stores[0].session("s").version(fresh=True) == 3
     with redis_of(stores[0]) as client:
         events = client.xrange(
-            core(stores[0])._lifecycle.context.keys.partition(names(stores[0], "s").partition).events
+            core(stores[0])._lifecycle.context.keys.partition(keys_of(stores[0], "s").partition).events
         )
     heads = [fields[b"h"].split(b"\n") for _, fields in events]
     assert [head[1] for head in heads if head[2] == b"session:s"] == [b"conversation.created"]
@@ -294,14 +294,14 @@ async def test_an_import_across_the_beginning_of_an_epoch_is_refused(opener: Any
 async def test_an_import_under_an_epoch_that_is_over_in_redis_is_refused(opener: Any) -> None:
     store = await opener(**QUIET)
     await started(store)
-    assert not await tiers(store).warm.partitions.reserve(names(store, "s"), "1-another")
+    assert not await tiers(store).warm.partitions.reserve(keys_of(store, "s"), "1-another")
 
 
 async def test_what_lies_in_quarantine_is_a_name_too(store: Any) -> None:
     """Redis may have it, and its next commit brings it to SQL."""
     await started(store)
     await store.admin.archive()
-    keys = names(store, "s")
+    keys = keys_of(store, "s")
     row = {
         "namespace": cold(store).namespace, "partition": keys.partition, "epoch": "1-a", "offset": 1, "event": "e",
         "record": "session:s", "version": 1, "reason": "r", "data": b"", "time_ms": 1,
@@ -386,7 +386,7 @@ async def lay_about(opener: Any) -> None:
     op.creation = "+"
     op.since_ms = tiers(store).clock.earliest_ms() - 10_000
     op.doubted = True
-    answer = await tiers(store).warm.commit(names(store, "s"), draft, op)
+    answer = await tiers(store).warm.commit(keys_of(store, "s"), draft, op)
     assert isinstance(answer, Cold)
 
 
@@ -407,12 +407,12 @@ async def test_a_request_that_comes_twice_is_applied_once(opener: Any) -> None:
     draft = changes.draft("increment")
     op = tiers(store).warm.ops.begin(draft.operations)
     op.creation = "+"
-    first = await tiers(store).warm.commit(names(store, "s"), draft, op)
+    first = await tiers(store).warm.commit(keys_of(store, "s"), draft, op)
     assert isinstance(first, Committed)
     await store.admin.archive()
     gone(store, "s")
     op.doubted = True
-    assert isinstance(await tiers(store).warm.commit(names(store, "s"), draft, op), Cold)
+    assert isinstance(await tiers(store).warm.commit(keys_of(store, "s"), draft, op), Cold)
 
 
 # How names are kept
@@ -422,18 +422,18 @@ async def test_redis_and_python_write_names_alike(store: Any) -> None:
     await started(store)
     ids = ["s", "ü", "a b", "x" * 300, "7f3a", "conversation-000001", "%", "日本"]
     expected: dict[bytes, set[bytes]] = {}
-    partition = names(store, "s").partition
-    here = [id for n in range(400) for id in (f"{ids[n % len(ids)]}{n}",) if names(store, id).partition == partition]
+    partition = keys_of(store, "s").partition
+    here = [id for n in range(400) for id in (f"{ids[n % len(ids)]}{n}",) if keys_of(store, id).partition == partition]
     assert len(here) > 3
     for id in here:
         await store.session(id).set("a", 1)
-    texts = [names(store, id).ref.text for id in (*here, beside(store, "s"))]
+    texts = [keys_of(store, id).ref.text for id in (*here, beside(store, "s"))]
     words = packed_ids(texts)
     assert words is not None
     for field, value in zip(words[::2], words[1::2], strict=True):
         expected[field] = {value[at : at + 6] for at in range(0, len(value), 6)}
     with redis_of(store) as client:
-        kept = {k: v for k, v in client.hgetall(names(store, "s").meta).items() if k[:1] == b"k"}
+        kept = {k: v for k, v in client.hgetall(keys_of(store, "s").meta).items() if k[:1] == b"k"}
     found = {field: {value[at : at + 6] for at in range(0, len(value), 6)} for field, value in kept.items()}
     assert found == expected
 
@@ -446,7 +446,9 @@ async def test_where_there_is_no_room_sql_is_asked(opener: Any) -> None:
     with sabotage("commit", full, "#listed < 6"):
         store = await opener(**QUIET)
         await started(store)
-        ids = [f"s{n}" for n in range(60_000) if names(store, f"s{n}").partition == names(store, "s").partition][:60]
+        ids = [f"s{n}" for n in range(60_000) if keys_of(store, f"s{n}").partition == keys_of(store, "s").partition][
+            :60
+        ]
         for id in ids:
             await store.session(id).set("a", 1)
         await store.admin.archive()

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from below import everything_in_sql, held_in_redis, names, redis_of, tiers, until
+from below import everything_in_sql, held_in_redis, keys_of, redis_of, tiers, until
 from combinations import FACES, WARM
 from faces import core
 from reaping import Sweeps, quiet, run
@@ -195,9 +195,9 @@ async def test_a_fork_that_is_committed_when_all_is_over_goes_too(opener: Any) -
     await store.session("chat", user=MARK).set("a", MARK)
     late, home = store.session("late"), tiers(store)
     changes = core(late)._context.changes()
-    draft = await run(store, restoring.plan_fork(home, names(store, "chat"), names(store, "late"), changes, None))
+    draft = await run(store, restoring.plan_fork(home, keys_of(store, "chat"), keys_of(store, "late"), changes, None))
     assert await store.forget(MARK) == 1
-    await run(store, write_path.commit(home, names(store, "late"), draft))
+    await run(store, write_path.commit(home, keys_of(store, "late"), draft))
     assert await late.get("a") == MARK
     with pytest.raises(Deleted):
         await late.fork("later")
@@ -407,7 +407,7 @@ async def test_forks_of_an_erased_record_keep_what_they_share(opener: Any, seale
         copy = store.session(id)
         await store.admin.archive()
         with redis_of(store) as client:
-            client.delete(names(store, id).record)
+            client.delete(keys_of(store, id).record)
         tiers(store).hot.forget(f"session:{id}")
         assert await texts(copy) == expected
         assert await copy.get_all() == {"x": 1}
@@ -421,14 +421,14 @@ async def test_who_reads_while_it_is_erased_finds_nothing(opener: Any, monkeypat
     await session.append(*(said(number) for number in range(9)))
     await store.admin.archive()
     read = read_path.read
-    before = await run(store, read(tiers(store), names(store, "s"), fresh=True))
+    before = await run(store, read(tiers(store), keys_of(store, "s"), fresh=True))
     before.messages.clear()
     looks = [before]
 
-    async def reading(tiers: Any, names: Any, **options: Any) -> Any:
-        return looks.pop() if looks else await read(tiers, names, **options)
+    async def reading(tiers: Any, keys: Any, **options: Any) -> Any:
+        return looks.pop() if looks else await read(tiers, keys, **options)
 
-    async def whole(tiers: Any, names: Any, entry: Any) -> Any:
+    async def whole(tiers: Any, keys: Any, entry: Any) -> Any:
         return entry
 
     assert await store.erase(session.id)
@@ -471,7 +471,7 @@ async def test_a_rollback_that_was_on_its_way_brings_nothing_back(opener: Any, m
 
     async def clean_behind(tiers: Any, done: Any) -> None:
         if late:  # the rows have gone, and this is archived now
-            await write_path.commit(tiers, names(store, "chat"), late.pop())
+            await write_path.commit(tiers, keys_of(store, "chat"), late.pop())
         await clean(tiers, done)
 
     monkeypatch.setattr(lifecycle, "_clean", clean_behind)

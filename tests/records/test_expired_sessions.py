@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import keys_of, redis_of, tiers, until
 from controls import sabotage
 from reaping import Sweeps, exists, quiet, told
 
@@ -183,7 +183,7 @@ async def test_a_session_can_be_deleted_after_it_expired(opener: Any) -> None:
 async def leave_redis(store: Any) -> None:
     await store.admin.archive()
     with redis_of(store) as client:
-        assert client.delete(names(store, "s").record) == 1
+        assert client.delete(keys_of(store, "s").record) == 1
 
 
 @pytest.mark.parametrize("purged", [False, True])

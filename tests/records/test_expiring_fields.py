@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from below import deaf, later, names, redis_of, tiers, until
+from below import deaf, keys_of, later, redis_of, tiers, until
 from counting import asked
 from faces import core
 from hypothesis import given
@@ -134,7 +134,7 @@ async def test_a_worker_whose_clock_is_wrong_agrees_with_the_others(opener: Any)
     assert await wrong.session("s").get("a") == 1
     await wrong.session("s").set("b", 1, ttl=60)
     with redis_of(right) as client:
-        stored = client.hmget(names(right, "s").record, "a", "b")
+        stored = client.hmget(keys_of(right, "s").record, "a", "b")
     first, second = (field_ttl.split(data)[0] for data in stored)
     assert 0 <= second - first < 30
     assert abs(await wrong.time() - await right.time()) < 30
@@ -178,7 +178,7 @@ async def test_a_jump_of_the_workers_clock_ends_nothing_and_keeps_nothing_longer
     await session.set("new", 1, ttl=600)
     assert await session.increment("otp") == 2, "and so it keeps its deadline"
     with redis_of(store) as client:
-        first, second = (field_ttl.split(data)[0] for data in client.hmget(names(store, "s").record, "otp", "new"))
+        first, second = (field_ttl.split(data)[0] for data in client.hmget(keys_of(store, "s").record, "otp", "new"))
     assert 0 <= second - first < 30
 
     async def over() -> bool:
@@ -296,7 +296,7 @@ async def test_the_next_commit_removes_what_is_over(opener: Any) -> None:
         await session.set("c", 4)
     assert len(seen.sent) == 1
     with redis_of(store) as client:
-        stored = client.hgetall(names(store, "s").record)
+        stored = client.hgetall(keys_of(store, "s").record)
     assert {name for name in stored if name[:1] != b"#"} == {b"c"}
     assert await session.get_all() == await session.get_all(fresh=True) == {"c": 4}
     await store.admin.archive()
@@ -315,7 +315,7 @@ async def test_any_number_of_counters_with_deadlines_are_incremented_in_one_comm
     assert len([each for each in seen.sent if COMMIT.sha.decode() in each]) == 2
     assert written.results == {"plain": 6} | {f"n{number}": number + 2 for number in range(120)}
     with redis_of(store) as client:
-        assert client.hget(names(store, "s").record, "n119").startswith(b"!"), "it keeps its deadline"
+        assert client.hget(keys_of(store, "s").record, "n119").startswith(b"!"), "it keeps its deadline"
     await session.set("n60", "text", ttl=60)
     with pytest.raises(Conflict, match="field 'n60' does not hold an integer"):
         await session.write(increment={f"n{number}": 2 for number in range(120)})
@@ -332,7 +332,7 @@ async def test_any_number_of_fields_may_be_over_at_once(opener: Any) -> None:
         await session.increment("n")
     assert await session.get_all(fresh=True) == {"n": 2}
     with redis_of(store) as client:
-        assert 1 < client.hlen(names(store, "s").record) < 9000
+        assert 1 < client.hlen(keys_of(store, "s").record) < 9000
 
 
 @pytest.mark.replicas
@@ -357,7 +357,7 @@ async def test_a_deadline_survives_cold_storage_rollback_and_fork(store: Any) ->
     await store.admin.import_(await store.admin.export("s"), id="i")
     await store.admin.archive()
     with redis_of(store) as client:
-        client.delete(names(store, "s").record, names(store, "f").record)
+        client.delete(keys_of(store, "s").record, keys_of(store, "f").record)
     copies = (session, store.session("f"), store.session("i"))
     for each in copies:
         store.invalidate()
@@ -431,7 +431,7 @@ async def test_encrypted_and_typed_fields_have_deadlines_too(opener: Any) -> Non
     await session.fork("f")
     await store.admin.import_(await store.admin.export("s"), id="i")
     with redis_of(store) as client:
-        stored = client.hget(names(store, "s").record, "otp")
+        stored = client.hget(keys_of(store, "s").record, "otp")
     assert field_ttl.marked(stored)
     assert b"4711" not in stored
     copies = [store.session(each, schema=Login) for each in "sfi"]

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import keys_of, redis_of, tiers, until
 from controls import sabotage
 from faces import core
 from pydantic import BaseModel
@@ -70,7 +70,7 @@ async def test_the_store_sets_the_lifetime_of_new_sessions(opener: Any) -> None:
 
 async def raw(store: Any, id: str, scope: str = "session") -> dict[bytes, bytes]:
     with redis_of(store) as client:
-        found: dict[bytes, bytes] = client.hgetall(names(store, id, scope).record)
+        found: dict[bytes, bytes] = client.hgetall(keys_of(store, id, scope).record)
         return found
 
 
@@ -262,7 +262,7 @@ async def test_a_session_that_left_redis_expires(opener: Any) -> None:
     await store.admin.archive()
     for id in ("s", "kept"):
         with redis_of(store) as client:
-            assert client.delete(names(store, id).record) == 1
+            assert client.delete(keys_of(store, id).record) == 1
     ends = (await store.session("kept").lifetime()).ends
     assert ends == pytest.approx((await store.session("kept").history())[0].time + 60, abs=0.001)
     await until(sweeps)

@@ -12,7 +12,7 @@ from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers
+from below import keys_of, redis_of, tiers
 from controls import sabotage
 from faces import core
 
@@ -31,7 +31,7 @@ class Schedule:
     def __init__(self, store: Any, seed: int) -> None:
         self.chance = random.Random(seed)
         self.store, self.core = store, core(store)
-        self.names = names(store, "u", "user")
+        self.names = keys_of(store, "u", "user")
         self.record = self.core.user("u")
         self.items = self.record.items("x")
         self.truth: list[State] = [{}]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers
+from below import keys_of, redis_of, tiers
 from controls import sabotage
 from counting import asked
 from pydantic import BaseModel
@@ -38,7 +38,7 @@ KEYS = ["", "B", "a", "a\0b", "b", "bb", "\x7f", "\xe9", "\uffff", "\U0001f600"]
 
 def evict(store: Any, id: str = "u", scope: str = "user", *, record: bool = True, window: bool = True) -> None:
     """What volatile-lru may do at any time to what is archived, each key for itself."""
-    mine = names(store, id, scope)
+    mine = keys_of(store, id, scope)
     with redis_of(store) as client:
         for key in (mine.record,) * record + (mine.items,) * window:
             assert client.pttl(key) != -1, "what is not archived has no TTL"
@@ -418,7 +418,7 @@ async def test_a_rollback_of_fields_alone_leaves_the_newest_items_in_redis(opene
     await user.rollback(steps=1)
     assert await user.get("f", fresh=True) == 1
     with redis_of(store) as client:
-        assert client.exists(names(store, "u", "user").items)
+        assert client.exists(keys_of(store, "u", "user").items)
     assert await user.items("x").get("a") == 1
 
 
@@ -475,7 +475,7 @@ async def test_an_erased_record_leaves_no_item(opener: Any) -> None:
     await user.items("x").put("a", "secret")
     await store.erase(user.id, scope="user")
     with redis_of(store) as client:
-        assert not client.exists(names(store, "u", "user").items)
+        assert not client.exists(keys_of(store, "u", "user").items)
     assert await all_of(user.items("x")) == {}
     await user.create()
     await user.items("x").put("b", 1)
@@ -492,7 +492,7 @@ async def test_only_the_newest_items_stay_in_redis(opener: Any) -> None:
     for number in range(100):
         await items.put(f"k{number:03}", number)
     with redis_of(store) as client:
-        window = names(store, "u", "user").items
+        window = keys_of(store, "u", "user").items
         assert sum(field.startswith(b":") for field in client.hkeys(window)) == 100
         assert client.pttl(window) == -1
         await store.admin.archive()
@@ -515,7 +515,7 @@ async def test_what_settling_walks_is_bounded(opener: Any) -> None:
         sabotage("mark_archived", "local window_items = 64", "local window_items = 2"),
         redis_of(store) as client,
     ):
-        window = names(store, "u", "user").items
+        window = keys_of(store, "u", "user").items
         for number in range(25):
             await items.put("a", number)
         for key in "bcd":
@@ -537,7 +537,7 @@ async def test_of_many_collections_redis_forgets_what_left(opener: Any) -> None:
         await user.write(items=[PutItem(collection=f"c{number}", key="k", value=number) for number in some])
     await store.admin.archive()
     with redis_of(store) as client:
-        window = names(store, "u", "user").items
+        window = keys_of(store, "u", "user").items
         kept = client.hkeys(window)
         assert sum(each.startswith(b":") for each in kept) == 64
         assert not any(each.startswith(b"#h") for each in kept)
@@ -601,7 +601,7 @@ async def test_a_field_written_later_does_not_let_redis_take_what_is_not_archive
     """The window has a TTL of its own: only while all of its items are archived."""
     store = await opener(**QUIET)
     user = store.user("u")
-    window = names(store, "u", "user").items
+    window = keys_of(store, "u", "user").items
     with redis_of(store) as client:
         await user.items("x").put("a", 1)
         await store.admin.archive()
@@ -638,7 +638,7 @@ async def test_a_ghost_of_the_window_is_not_read(opener: Any) -> None:
     """Redis took the record and left its window; SQL, which was restored meanwhile, is older than that."""
     store = await opener(**QUIET)
     user = store.user("u")
-    mine = names(store, "u", "user")
+    mine = keys_of(store, "u", "user")
     await user.items("x").put("a", 1)
     await store.admin.archive()
     evict(store, window=False)
@@ -692,7 +692,7 @@ async def test_a_put_is_one_script_and_a_cold_worker_reads_what_it_asks_for(open
         assert await items.get("k99999") is None
         assert await items.exists("k02999")
     assert len([each for each in seen.sent if each.startswith("EVAL")]) == 5, seen.sent
-    evict_needs = names(store, "u", "user")
+    evict_needs = keys_of(store, "u", "user")
     await store.admin.archive()
     with redis_of(store) as client:
         client.delete(evict_needs.record, evict_needs.items)
@@ -732,7 +732,7 @@ async def test_items_are_encrypted_each_in_its_place(opener: Any) -> None:
     items = user.items("x")
     await items.put("a", "secret one")
     await items.put("b", b"secret two")
-    mine = names(store, "u", "user")
+    mine = keys_of(store, "u", "user")
     with redis_of(store) as client:
         raw = client.hgetall(mine.items)
         assert not any(b"secret" in value for value in raw.values())

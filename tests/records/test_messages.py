@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from below import evict, names, redis_of, said, tiers
+from below import evict, keys_of, redis_of, said, tiers
 from controls import sabotage
 from faces import core
 
@@ -66,7 +66,7 @@ async def test_a_time_is_kept_beside_what_is_encrypted(opener: Any) -> None:
     await session.append(said("secret"))
     [commit] = await session.history()
     with redis_of(store) as client:
-        stored = client.hget(names(store, "s").record, b"#m0")
+        stored = client.hget(keys_of(store, "s").record, b"#m0")
     assert split(stored)[0] == commit.time
     assert b"secret" not in stored
     await evict(store, "s")

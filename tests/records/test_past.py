@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import everything_in_sql, evict, held_in_redis, names, redis_of, shift, tiers, until
+from below import everything_in_sql, evict, held_in_redis, keys_of, redis_of, shift, tiers, until
 from faces import core
 
 from distributed_state import Conflict, Deleted, InvalidValue, Message, NotFound, StateError
@@ -962,7 +962,7 @@ async def test_large_history_is_read_and_exported_a_page_of_bytes_at_a_time(
         assert paged(cold.history) == cold.history("session:s")
         assert paged(cold.outlines) == cold.outlines("session:s")
         for id in "sf":
-            exported = export.Export(tiers(store), names(store, id))
+            exported = export.Export(tiers(store), keys_of(store, id))
             lines = some = await exported.begin()
             while some := await exported.following():
                 assert len(some) == 1 or sum(map(len, some)) <= 2 * page

@@ -7,7 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
-from below import later, names, redis_of, tiers, until
+from below import keys_of, later, redis_of, tiers, until
 from controls import sabotage
 from counting import asked
 from faces import core
@@ -182,7 +182,7 @@ async def test_a_record_is_expected_to_be_there_or_not(opener: Any) -> None:
         await session.write(set={"a": 2}, expect_exists=False)
     await store.admin.archive()
     with redis_of(store) as client:
-        client.delete(names(store, "s").record)
+        client.delete(keys_of(store, "s").record)
     tiers(store).hot.forget("session:s")
     with pytest.raises(Conflict, match="expected none"):
         await session.write(set={"a": 2}, expect_exists=False)
@@ -210,8 +210,8 @@ async def test_past_its_deadline_a_field_is_absent_to_who_expects_it(opener: Any
         with pytest.raises(Conflict, match=r"'lease' (is there|holds another)"):
             await session.write(set={"n": 3}, expect={"lease": wanted})
     with redis_of(store) as client:
-        raw = client.hget(names(store, "s").record, "lease")
-        client.hset(names(store, "s").record, "lease", b"!5 " + raw.partition(b" ")[2])
+        raw = client.hget(keys_of(store, "s").record, "lease")
+        client.hset(keys_of(store, "s").record, "lease", b"!5 " + raw.partition(b" ")[2])
     for home in (store, other):
         tiers(home).hot.forget("session:s")
     for wanted in (PRESENT, {"by": "w1"}):
@@ -251,7 +251,7 @@ async def test_what_is_expected_to_be_there_is_not_swept_away_by_a_clock_that_is
     later(store, 61)
     await session.write(set={"n": 1}, expect={"lease": PRESENT})
     with redis_of(store) as client:
-        assert client.hget(names(store, "s").record, "lease").endswith(b'"w1"')
+        assert client.hget(keys_of(store, "s").record, "lease").endswith(b'"w1"')
     await session.write(set={"n": 2}, expect={"lease": "w1"})
 
 
@@ -336,7 +336,7 @@ async def test_what_nobody_can_expect_is_refused(store: Any) -> None:
             batch.on(session, expect={"a": 1}).set("a", 2)
             batch.on(session, expect={"b": 1})
     with redis_of(store) as client:
-        client.hset(names(store, "s").record, "a", b"no json")
+        client.hset(keys_of(store, "s").record, "a", b"no json")
     with pytest.raises(CorruptState):
         await session.write(set={"b": 1}, expect={"a": 2})
 

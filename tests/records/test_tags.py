@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers
+from below import keys_of, redis_of, tiers
 from controls import sabotage
 
 from distributed_state import AccessDenied, Encryption, InvalidValue, KeyRing, Request, TooLarge
@@ -92,7 +92,7 @@ async def test_a_record_has_so_many_tags_at_most(store: Any) -> None:
     # It holds also where the record came back from SQL.
     await store.admin.archive()
     with redis_of(store) as client:
-        client.delete(names(store, "s").record)
+        client.delete(keys_of(store, "s").record)
     tiers(store).hot.clear()
     with pytest.raises(TooLarge):
         await session.write(tag={"run": "r0"})
@@ -190,7 +190,7 @@ async def test_tags_are_plain_where_values_are_encrypted(opener: Any) -> None:
     store = await opener(encryption=keys)
     await store.session("s").write(set={"a": "secret"}, tag={"run": "r1"})
     with redis_of(store) as client:
-        fields = client.hgetall(names(store, "s").record)
+        fields = client.hgetall(keys_of(store, "s").record)
     assert b"##run:r1" in fields
     assert b"secret" not in fields[b"a"]
     await store.admin.archive()

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import keys_of, redis_of, tiers, until
 from controls import sabotage
 from pydantic import BaseModel
 
@@ -64,7 +64,7 @@ async def test_what_cannot_be_read_is_met_where_it_is_looked_at(store: Any) -> N
     session = store.session("s")
     await session.set_many({"good": 1, "bad": 2})
     with redis_of(store) as client:
-        client.hset(names(store, "s").record, "bad", b"{")
+        client.hset(keys_of(store, "s").record, "bad", b"{")
     view = await session.view(fresh=True)
     assert view["good"] == 1
     with pytest.raises(CorruptState):
@@ -84,7 +84,7 @@ async def test_get_many_asks_the_server_if_it_is_to_be_fresh(store: Any) -> None
     await until(all_are_hot)  # the control: nobody was asked
     # Changed beside the store, so that only who asks can know.
     with redis_of(store) as client:
-        client.hset(names(store, "s1").record, mapping={"n": "2", "#v": "2"})
+        client.hset(keys_of(store, "s1").record, mapping={"n": "2", "#v": "2"})
     assert await store.get_many(sessions) == [{"n": 1}] * 3
     assert await store.get_many(sessions, fresh=True) == [{"n": 1}, {"n": 2}, {"n": 1}]
 

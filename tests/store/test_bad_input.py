@@ -22,7 +22,7 @@ from typing import Any
 import numpy
 import pytest
 import redis
-from below import logged_in, names, redis_of, server_binary, tiers, until
+from below import keys_of, logged_in, redis_of, server_binary, tiers, until
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -75,7 +75,7 @@ async def test_hostile_ids_are_just_ids(store: Any) -> None:
     with redis_of(store) as client:
         for kind, some in ids.items():
             for id in some:
-                assert client.delete(names(store, id, kind).record) == 1
+                assert client.delete(keys_of(store, id, kind).record) == 1
     for kind, some in ids.items():
         for number, id in enumerate(some):
             assert await getattr(store, kind)(id).get("n", fresh=True) == number
@@ -210,7 +210,7 @@ def test_what_is_accepted_comes_back_from_every_tier_as_it_was_and_is_never_take
         assert not 0 < len(request.encode("utf-8", "surrogatepass")) <= 256 or request[0] == "#"
     copy = store.admin.import_(store.admin.export(session.id), id=f"copy{uuid.uuid4().hex}")
     with redis_of(Blocking(store)) as client:
-        assert client.delete(names(Blocking(store), session.id).record) == 1
+        assert client.delete(keys_of(Blocking(store), session.id).record) == 1
     for each in (session, store.session(copy)):
         assert each.get_all(fresh=True) == fields
         assert json.dumps(each.get_all()) == json.dumps({name: fields[name] for name in each.get_all()})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import keys_of, redis_of, tiers, until
 from tenants import Served
 from typer.testing import CliRunner
 
@@ -162,18 +162,18 @@ async def test_a_journal_with_a_gap_is_told_by_who_does_not_archive_it(opener: A
         await session.set("a", number)
         if not number:
             await archiver.admin.archive()
-    partition = names(archiver, "s").partition
+    partition = keys_of(archiver, "s").partition
     healthy = await partition_rows(other)
     assert [each["diverged"] for each in healthy.values()] == [""] * len(healthy), "the negative control"
     assert healthy[partition]["waiting"] == 3
     with redis_of(archiver) as client:
-        client.xdel(names(archiver, "s").journal, "2-0")
+        client.xdel(keys_of(archiver, "s").journal, "2-0")
     row = (await partition_rows(other))[partition]
     assert "the journal lacks entry 2" in row["diverged"]
     assert row["lag"] is not None
     assert "the journal lacks entry 2" in (await found(other))[f"partition {partition}"].found
     with redis_of(archiver) as client:
-        client.xdel(names(archiver, "s").journal, "3-0", "4-0")
+        client.xdel(keys_of(archiver, "s").journal, "3-0", "4-0")
     row = (await partition_rows(other))[partition]
     assert (row["lag"], bool(row["diverged"])) == (None, True), "nobody knows how old it is"
 
@@ -185,7 +185,7 @@ async def test_what_an_archiver_alone_knows_it_says_with_its_beats(opener: Any) 
     await archiver.session("s").set("a", 1)
     await archiver.admin.archive()
     working = tiers(archiver).archiver
-    partition = names(archiver, "s").partition
+    partition = keys_of(archiver, "s").partition
 
     async def told() -> bool:
         working.diverged[partition] = "a step that only a newer release knows"

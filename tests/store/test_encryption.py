@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import everything_in_redis, everything_in_sql, names, redis_of, server_with, tiers, until
+from below import everything_in_redis, everything_in_sql, keys_of, redis_of, server_with, tiers, until
 from faces import core, in_thread
 from pydantic import BaseModel
 
@@ -139,7 +139,7 @@ async def test_what_replicas_tell_one_another_is_encrypted(opener: Any) -> None:
     session, elsewhere = first.session("s"), second.session("s")
     await session.set("password", "x")
     await until(lambda: elsewhere.get("password"))
-    channel = names(first, "s").channel
+    channel = keys_of(first, "s").channel
     with server_with(first, channel) as client:
         listener = client.pubsub(ignore_subscribe_messages=True)
         listener.ssubscribe(channel)
@@ -199,7 +199,7 @@ async def test_all_that_a_record_can_do_works_encrypted(opener: Any) -> None:
     # From SQL again.
     await store.admin.archive()
     with redis_of(store) as client:
-        client.delete(names(store, "f").record)
+        client.delete(keys_of(store, "f").record)
     tiers(store).hot.clear()
     assert [m.content for m in await fork.messages()] == ["m0", "m1", "own"]
     assert await fork.get("n") == 3.5
@@ -209,7 +209,7 @@ async def test_a_value_moved_to_another_place_does_not_open(opener: Any) -> None
     store = await opener(encryption=Encryption(NEW))
     await store.session("s").set_many({"salary": 10, "bonus": 1_000_000})
     await store.session("t").set("salary", 20)
-    mine, theirs = names(store, "s").record, names(store, "t").record
+    mine, theirs = keys_of(store, "s").record, keys_of(store, "t").record
     with redis_of(store) as client:
         client.hset(mine, "salary", client.hget(mine, "bonus"))
         client.hset(theirs, "bonus", client.hget(mine, "bonus"))
@@ -639,7 +639,7 @@ async def test_a_record_that_never_rests_is_encrypted_anew_all_the_same(opener: 
     inherited = store.session("busy-too")
     await store.admin.archive()
     with redis_of(store) as client:
-        client.delete(names(store, "busy-too").record)
+        client.delete(keys_of(store, "busy-too").record)
     tiers(store).hot.clear()
     assert len(await inherited.messages()) == 2
     await inherited.append({"role": "user", "content": "own"})
@@ -670,7 +670,7 @@ async def test_a_record_that_never_rests_is_encrypted_anew_all_the_same(opener: 
     assert (done.records, done.failed, done.copies) == (3, 0, 6), "three records, and the event of each one's creation"
     with redis_of(store) as client:
         for id in ("busy", "busy-too", "parent"):
-            assert b"old" not in b"".join(client.hgetall(names(store, id).record).values())
+            assert b"old" not in b"".join(client.hgetall(keys_of(store, id).record).values())
     _with(store, ONLY_NEW)
     busy, inherited = store.session("busy"), store.session("busy-too")
     assert await busy.get_all(fresh=True) == {"secret": "hunter2", "n": written}
@@ -719,10 +719,10 @@ async def test_an_export_is_ciphertext_and_comes_back_under_the_same_id(opener: 
 async def _erase(store: Any, id: str) -> None:
     """Take a record out of all tiers as if it had never been there."""
     await store.admin.archive()
-    text = names(store, id).ref.text
+    text = keys_of(store, id).ref.text
     await in_thread(lambda: tiers_of_sql(store, text))
     with redis_of(store) as client:
-        client.delete(names(store, id).record)
+        client.delete(keys_of(store, id).record)
     tiers(store).hot.clear()
 
 

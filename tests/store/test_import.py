@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers
+from below import keys_of, redis_of, tiers
 from faces import core
 
 from distributed_state import DecryptionFailed, InvalidValue, TooLarge
@@ -179,8 +179,8 @@ async def read_whole(store: Any, handle: Any, id: str, scope: str) -> list[str]:
     """Everything that can be read of a record, and then some; its export."""
     told: list[Any] = []
     with redis_of(store) as client:
-        client.delete(names(store, id, scope).record)
-    tiers(store).hot.forget(names(store, id, scope).ref.text)
+        client.delete(keys_of(store, id, scope).record)
+    tiers(store).hot.forget(keys_of(store, id, scope).ref.text)
     told += [await handle.get_all(), await handle.version(), await handle.exists(), await handle.checkpoints()]
     history = await handle.history()
     told += history
@@ -352,5 +352,5 @@ async def test_a_record_of_many_messages_that_went_costs_what_is_left(opener: An
     await store.admin.archive()
     assert [message.content for message in await session.messages(fresh=True)][2:] == ["said", "four", "five", "six"]
     with redis_of(store) as client:
-        kept = [name for name in client.hkeys(names(store, "x").record) if name[2:].isdigit() and name[:2] == b"#m"]
+        kept = [name for name in client.hkeys(keys_of(store, "x").record) if name[2:].isdigit() and name[:2] == b"#m"]
     assert len(kept) == 2

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import names, tiers, until
+from below import keys_of, tiers, until
 from interrupting import Interrupted, Steps
 from remotely import Serving
 
@@ -76,7 +76,7 @@ def is_held(store: StateStore, id: str) -> bool:
                     lease.renew_at = 0.0
             if renewal._held:
                 finish(renewal._round())
-        return bool(renewal._held) or finish(home.port.command(b"EXISTS", names(store.aio, id).lock)) == 1
+        return bool(renewal._held) or finish(home.port.command(b"EXISTS", keys_of(store.aio, id).lock)) == 1
 
 
 def with_a_body(store: StateStore, id: str) -> Callable[[], None]:
@@ -343,7 +343,7 @@ LOADS = pytest.mark.parametrize("load", [fresh, several, turn])
 def loads_interrupted_at_every_point(store: StateStore, load: Callable[[StateStore, str], None], every: int = 1) -> int:
     steps, count, hot = Steps(every), 0, tiers(store.aio).hot
     store.session("s").set("n", 1)
-    text = names(store.aio, "s").ref.text
+    text = keys_of(store.aio, "s").ref.text
     load(store, "s")
     while not steps.over:
         error = None
@@ -384,7 +384,7 @@ def test_if_its_end_were_not_seen_somebody_would(
 
 def test_who_waits_for_one_already_looks_for_itself(store: StateStore) -> None:
     store.session("s").set("n", 1)
-    hot, text = tiers(store.aio).hot, names(store.aio, "s").ref.text
+    hot, text = tiers(store.aio).hot, keys_of(store.aio, "s").ref.text
     hot.forget(text)
     leader, waits = Body(), list[float]()
 

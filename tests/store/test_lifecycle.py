@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from below import later, names, redis_of, tiers, until
+from below import keys_of, later, redis_of, tiers, until
 from controls import sabotage
 from counting import asked
 from faces import core
@@ -270,7 +270,7 @@ async def test_old_messages_are_hidden_and_kept_in_the_history(store: Any) -> No
     assert await texts(session) == ["4a", "4b", "5a", "5b"]
     await store.admin.archive()
     with redis_of(store) as client:
-        client.delete(names(store, "s").record)
+        client.delete(keys_of(store, "s").record)
     store.invalidate()
     assert await texts(session) == ["4a", "4b", "5a", "5b"]
 
@@ -435,7 +435,7 @@ async def test_ephemeral_values_are_shared_by_handles_and_sent_nowhere(opener: A
     assert "secret" not in await session.export_state()
     await store.admin.archive()
     with redis_of(store) as client:
-        assert b"do-not-store" not in repr(client.hgetall(names(store, "s").record)).encode()
+        assert b"do-not-store" not in repr(client.hgetall(keys_of(store, "s").record)).encode()
     another = store.session()
     another.ephemeral["x"] = 1
     assert await another.get("x") is None

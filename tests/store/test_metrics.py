@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from below import hidden, names, own_server, redis_of, tiers, until
+from below import hidden, keys_of, own_server, redis_of, tiers, until
 from clocks import moved_by_hand
 from diverging import QUIET, keep, lose
 from faces import Blocking
@@ -152,7 +152,7 @@ async def test_a_fenced_write_and_a_lost_lock_are_counted(store: Any) -> None:
         async with session.lock(ttl=1.5) as lease:
             assert scrape("leases_held") == 1
             with redis_of(store) as client:
-                client.delete(names(store, "s").lock)
+                client.delete(keys_of(store, "s").lock)
             with pytest.raises(Fenced):
                 await session.set("a", 1)
             await until(lambda: lease.lost)
@@ -205,7 +205,7 @@ async def test_the_lag_of_the_archive_grows_while_sql_is_held_up(opener: Any, mo
     monkeypatch.setattr(watch, "_EVERY", 0.1)
     store = await opener(archive_every=0.01)
     scrape, session = Scrape(store), store.session("s")
-    partition = str(names(store, "s").partition)
+    partition = str(keys_of(store, "s").partition)
     await session.set("a", 0)
     await until(lambda: scrape("archived_commits_total") == 1)
     assert scrape("archived_partitions") == store.settings.partitions
@@ -245,9 +245,9 @@ async def test_a_partition_that_diverged_lags(opener: Any, monkeypatch: pytest.M
     for value in range(3):
         await writer.session("s").set("a", value)
     with redis_of(writer) as client:
-        client.xdel(names(writer, "s").journal, b"2-0")
+        client.xdel(keys_of(writer, "s").journal, b"2-0")
     scrape = Scrape(await opener(archive_every=0.01))
-    partition = str(names(writer, "s").partition)
+    partition = str(keys_of(writer, "s").partition)
     await until(lambda: scrape("diverged_partitions") == 1)
     await until(lambda: (scrape("partition_archive_lag_seconds", partition) or 0) > 0.5)
     assert scrape("partition_journal_entries", partition) == 2 == scrape("journal_entries")
@@ -297,7 +297,7 @@ async def test_what_sql_set_aside_is_counted(opener: Any) -> None:
     session = quiet.session("s")
     await session.set("a", 1)
     with redis_of(quiet) as client:
-        journal = names(quiet, "s").journal
+        journal = keys_of(quiet, "s").journal
         ((identity, fields),) = client.xrange(journal)
         client.delete(journal)
         client.xadd(journal, fields | {b"d": fields[b"d"][:-1]}, id=identity)
@@ -458,7 +458,7 @@ def test_the_archiver_serves_its_metrics(servers: Any, tmp_path: Any, namespace:
 
 async def test_what_leaves_the_process_is_a_span(opener: Any, spans: InMemorySpanExporter) -> None:
     store = await opener(traces=True, archiver=False, durability="memory")
-    session, partition = store.session("s"), names(store, "s").partition
+    session, partition = store.session("s"), keys_of(store, "s").partition
     await session.set("a", 1)
     await session.get("a", fresh=True)
     async with session.lock():

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import keys_of, redis_of, tiers, until
 from faces import core
 
 from distributed_state import AsyncStateStore, ConfigurationError, Locked, LockTimeout, StateStore, WarmUnavailable
@@ -47,7 +47,7 @@ async def test_what_one_face_writes_the_other_reads_from_the_same_cache(
     await aio.session("s").set("a", 1)
     assert await aio.session("s").get("a") == 1
     blocking.session("s").set("a", 2)  # inside the running loop
-    text = names(store, "s").ref.text
+    text = keys_of(store, "s").ref.text
 
     async def hot() -> Any:
         return await aio.session("s").get("a") == 2 and tiers(store).hot.get(text)
@@ -160,7 +160,7 @@ async def test_blocking_code_waits_for_nothing_that_a_task_of_the_loop_it_holds_
 ) -> None:
     aio, blocking = faces(store)
     await aio.session("s").set("a", 1)
-    tiers(store).hot.forget(names(store, "s").ref.text)
+    tiers(store).hot.forget(keys_of(store, "s").ref.text)
     leads = spied(store, monkeypatch)
     loading = asyncio.create_task(aio.session("s").get("a"))
     await asyncio.sleep(0)
@@ -174,7 +174,7 @@ async def test_blocking_code_waits_for_nothing_that_a_task_of_the_loop_it_holds_
 async def test_a_load_that_nobody_ends_is_waited_for_once(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C may end its leader at the one moment when nothing can be put right."""
     await store.session("s").set("a", 1)
-    hot, text = tiers(store).hot, names(store, "s").ref.text
+    hot, text = tiers(store).hot, keys_of(store, "s").ref.text
     hot.forget(text)
     monkeypatch.setattr("distributed_state.tiers.read._FLIGHT_SECONDS", 0.05)
     here = tiers(store).port.here() if core(store) is store else None
@@ -189,7 +189,7 @@ async def test_a_load_that_nobody_ends_is_waited_for_once(store: Any, monkeypatc
 async def test_if_all_waited_together_it_would(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     aio, blocking = faces(store)
     await aio.session("s").set("a", 1)
-    tiers(store).hot.forget(names(store, "s").ref.text)
+    tiers(store).hot.forget(keys_of(store, "s").ref.text)
     leads = spied(store, monkeypatch)
     monkeypatch.setattr(SharedPort, "here", lambda self: None)
     monkeypatch.setattr("distributed_state.tiers.read._FLIGHT_SECONDS", 0.1)

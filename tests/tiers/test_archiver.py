@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import Worker, everything_in_sql, names, own_server, redis_of, tiers, until
+from below import Worker, everything_in_sql, keys_of, own_server, redis_of, tiers, until
 from controls import sabotage
 from faces import core, in_thread
 from journals import rows
@@ -45,7 +45,7 @@ def place(opener: Any) -> dict[str, Any]:
 
 def ttl(store: Any, id: str) -> int:
     with redis_of(store) as client:
-        return int(client.pttl(names(store, id).record))
+        return int(client.pttl(keys_of(store, id).record))
 
 
 def said(text: str) -> dict[str, str]:
@@ -60,7 +60,7 @@ async def test_an_archived_commit_moves_the_cursor_and_is_a_row(opener: Any) -> 
     session, cold = store.session("s", user="u", actor="worker"), core(store)._lifecycle.cold
     await session.write(set={"a": 1}, append=[said("hi")])
     await session.set("a", 2)
-    partition = names(store, "s").partition
+    partition = keys_of(store, "s").partition
     assert cold.version("session:s") is None
     assert cold.cursor(partition).offset == 0
     assert await store.admin.archive() == 2
@@ -73,7 +73,7 @@ async def test_an_archived_commit_moves_the_cursor_and_is_a_row(opener: Any) -> 
         (2, 2, "set", "worker"),
     ]
     with redis_of(store) as client:
-        keys = names(store, "s")
+        keys = keys_of(store, "s")
         assert [identity for identity, _ in client.xrange(keys.journal)] == [b"2-0"]
         _, offset, _, archived_offset, *_ = client.hget(keys.meta, "journal").split()
         assert (offset, archived_offset) == (b"2", b"2")
@@ -82,7 +82,7 @@ async def test_an_archived_commit_moves_the_cursor_and_is_a_row(opener: Any) -> 
 
 async def last_entry(store: Any, id: str) -> JournalEntry:
     """The newest entry of the journal that a session is written to."""
-    keys = core(store)._lifecycle.context.keys.partition(names(store, id).partition)
+    keys = core(store)._lifecycle.context.keys.partition(keys_of(store, id).partition)
     [journal] = await in_its_place(store, lambda: tiers(store).warm.partitions.journals([(keys, 0)], 1000))
     found: JournalEntry = journal.onward[-1]
     return found
@@ -90,7 +90,7 @@ async def last_entry(store: Any, id: str) -> JournalEntry:
 
 async def marked(store: Any, id: str, entry: JournalEntry) -> list[Any]:
     """Let a session be told that it is archived up to this entry, and the journal be trimmed to it."""
-    keys, warm = names(store, id), tiers(store).warm
+    keys, warm = keys_of(store, id), tiers(store).warm
     place, epoch = core(store)._lifecycle.context.keys.partition(keys.partition), tiers(store).epoch(keys.partition)
     told = (place, epoch, entry, [(keys, entry.version, entry.next_message)])
     return await warm.partitions.mark_archived([told]) + await warm.partitions.trim([(place, epoch, entry)])
@@ -139,7 +139,7 @@ async def test_an_archived_mark_that_comes_late_makes_no_ghost(opener: Any) -> N
     store = await quiet(opener)
     await store.session("s").set("a", 1)
     await store.admin.archive()
-    keys, last = names(store, "s"), await last_entry(store, "s")
+    keys, last = keys_of(store, "s"), await last_entry(store, "s")
     with redis_of(store) as client:
         client.delete(keys.record)
         assert await marked(store, "s", last) == [[b"gone"], [b"ok"]]
@@ -163,7 +163,7 @@ async def test_an_archiver_that_died_after_sql_is_completed_by_the_next(opener: 
     with pytest.raises(ColdUnavailable, match="killed here"):
         await store.admin.archive()
     assert ttl(store, "s") == -1
-    keys = names(store, "s")
+    keys = keys_of(store, "s")
     with redis_of(store) as client:
         assert client.xlen(keys.journal) == 5
     archiver._mark_archived = mark_archived  # type: ignore[method-assign]
@@ -228,7 +228,7 @@ async def sql_fails_once(store: Any, trim_first: bool = False) -> None:
     for number in range(3):
         await session.append(said(str(number)))
     archive = cold.archive
-    keys = names(store, "s")
+    keys = keys_of(store, "s")
 
     def fail(batches: Any) -> Any:
         raise ColdUnavailable("away")
@@ -275,7 +275,7 @@ async def test_a_journal_that_does_not_continue_sql_is_no_part_of_it(opener: Any
     session = store.session("s")
     await session.set("a", 1)
     await store.admin.archive()
-    keys = names(store, "s")
+    keys = keys_of(store, "s")
     with redis_of(store) as client:
         rewrite(client, keys.journal, 1, head=lambda head: b"0000." + head)
     tiers(store).archiver._cursors.clear()
@@ -296,7 +296,7 @@ async def test_redis_put_back_to_an_older_state_is_noticed(opener: Any, knows_th
     session = store.session("s")
     await session.set("a", 0)
     await store.admin.archive()
-    keys = names(store, "s")
+    keys = keys_of(store, "s")
     with redis_of(store) as client:
         older = {name: client.dump(name) for name in (keys.journal, keys.meta, keys.record)}
         for number in range(1, 6):
@@ -319,7 +319,7 @@ async def what_has_other_entries_stays(store: Any) -> None:
     session = store.session("s")
     await session.set("a", 1)
     await session.set("a", 2)
-    keys, last = names(store, "s"), await last_entry(store, "s")
+    keys, last = keys_of(store, "s"), await last_entry(store, "s")
     with redis_of(store) as client:
         rewrite(client, keys.journal, 2, head=lambda head: b"0000." + head)
         await marked(store, "s", last)
@@ -375,8 +375,8 @@ async def overtaken(opener: Any, moment: str) -> None:
 
 async def goes_on(store: Any, number: int) -> None:
     twin = core(store)
-    names, keys = twin._lifecycle.context.keys.of(Ref("session", "s")), twin._lifecycle.context.keys
-    other = next(id for id in map(str, count()) if keys.partition_of(f"session:{id}") == names.partition)
+    record, keys = twin._lifecycle.context.keys.of(Ref("session", "s")), twin._lifecycle.context.keys
+    other = next(id for id in map(str, count()) if keys.partition_of(f"session:{id}") == record.partition)
     await in_its_place(store, lambda: twin.session(other).set("n", number))
     await in_its_place(store, lambda: twin.admin.archive())
 
@@ -432,7 +432,7 @@ async def test_a_cursor_read_after_the_journal_would_be_a_false_alarm(opener: An
     archiver = tiers(store).archiver
     journals, place = (
         archiver._partitions.journals,
-        core(store)._lifecycle.context.keys.partition(names(store, "s").partition),
+        core(store)._lifecycle.context.keys.partition(keys_of(store, "s").partition),
     )
     early = await journals([(place, 1)], 100)
     await goes_on(other, 1)
@@ -454,7 +454,7 @@ async def test_a_gap_in_the_journal_is_an_error_and_not_a_wait(opener: Any, gone
     session = store.session("s")
     for number in range(4):
         await session.set("a", number)
-    keys = names(store, "s")
+    keys = keys_of(store, "s")
     with redis_of(store) as client:
         assert client.xdel(keys.journal, *gone) == 2
     with pytest.raises(ColdUnavailable, match="is not archived"):
@@ -469,7 +469,7 @@ async def test_a_journal_that_is_gone_is_an_error_and_not_a_wait(opener: Any) ->
     session = store.session("s")
     await session.set("a", 1)
     with redis_of(store) as client:
-        client.delete(names(store, "s").journal)
+        client.delete(keys_of(store, "s").journal)
     with pytest.raises(ColdUnavailable, match="is not archived"):
         await asyncio.wait_for(store.admin.archive(), 5)
     with pytest.raises(ColdUnavailable):
@@ -485,7 +485,7 @@ async def test_an_entry_that_sql_refuses_goes_to_quarantine(opener: Any, caplog:
     await session.set("b", 3)
     await other.set("a", 1)
     with redis_of(store) as client:
-        rewrite(client, names(store, "s").journal, 2, data=lambda data: data[:-1])
+        rewrite(client, keys_of(store, "s").journal, 2, data=lambda data: data[:-1])
     await store.admin.archive()
     assert [row.version for row in cold.history("session:s")] == [1, 3]
     (kept,) = cold.quarantined()
@@ -544,8 +544,8 @@ async def test_an_entry_that_only_a_newer_release_knows_stops_its_partition_and_
     """A newer worker wrote it beside older ones: those may neither pass it nor put it aside. A newer one goes on."""
     store = await quiet(opener)
     session, cold, archiver = store.session("s"), core(store)._lifecycle.cold, tiers(store).archiver
-    keys = names(store, "s")
-    elsewhere = next(f"t{n}" for n in range(99) if names(store, f"t{n}").partition != keys.partition)
+    keys = keys_of(store, "s")
+    elsewhere = next(f"t{n}" for n in range(99) if keys_of(store, f"t{n}").partition != keys.partition)
     for number in range(1, 4):
         await session.set("a", number)
     await store.session(elsewhere).set("a", 1)
@@ -577,7 +577,7 @@ async def test_items_of_a_journal_are_archived_with_their_commit(opener: Any) ->
     await session.set("a", 1)
     steps = pack([(b"p", b"notes\0k\0\xff", b'{"n":1}'), (b"q", b"notes\0gone", b"")])
     with redis_of(store) as client:
-        rewrite(client, names(store, "s").journal, 1, data=lambda data: data + steps)
+        rewrite(client, keys_of(store, "s").journal, 1, data=lambda data: data + steps)
     await store.admin.archive()
     (entry,) = cold.history("session:s")
     assert entry.data.endswith(steps)
@@ -713,7 +713,7 @@ async def test_postgres_is_killed_and_comes_back(opener: Any, own_postgres: Post
     await session.append(said("0"))
     await store.admin.archive()
     with redis_of(store) as client:
-        client.delete(names(store, "cold").record)
+        client.delete(keys_of(store, "cold").record)
     own_postgres.kill()
     for number in range(1, 50):
         await session.append(said(str(number)))
@@ -914,7 +914,7 @@ async def test_a_full_redis_evicts_only_what_is_archived(opener: Any, tmp_path: 
             # What is not archived is all there, although Redis is full.
             with redis_of(store) as client:
                 for id in list(written)[total:]:
-                    assert client.exists(names(store, id).record), id
+                    assert client.exists(keys_of(store, id).record), id
             total += took
             await store.admin.archive()
         with redis_of(store) as client:
@@ -938,7 +938,7 @@ async def test_a_full_redis_is_archived_once_sql_is_back(opener: Any, policy: st
         lease = store.session("s0").lock(ttl=60)
         await lease.acquire()
         with redis_of(store) as client:
-            client.delete(names(store, "cold").record)
+            client.delete(keys_of(store, "cold").record)
 
             def fail(batches: Any) -> Any:
                 raise ColdUnavailable("away")
@@ -956,12 +956,12 @@ async def test_a_full_redis_is_archived_once_sql_is_back(opener: Any, policy: st
             other = await opener(archiver=False, **given)
             assert await other.session(f"s{written}").get("a") == "x" * 50_000
             assert await other.session("cold").get("a") == 1
-            assert not client.exists(names(store, "cold").record), "it is full"
+            assert not client.exists(keys_of(store, "cold").record), "it is full"
             for refused in (other.session("new").set, other.session("cold").set, other.session("s1").set):
                 with pytest.raises(Backpressure):
                     await refused("a", "y" * 1000)
             await lease.release()
-            assert not client.exists(names(store, "s0").lock)
+            assert not client.exists(keys_of(store, "s0").lock)
             await until(lambda: client.zcard(core(store)._lifecycle.context.keys.roll) == 2)
             began = time.monotonic()
             cold.archive = archive

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from below import Worker, names, own_server, redis_of, shift, tiers, until
+from below import Worker, keys_of, own_server, redis_of, shift, tiers, until
 from controls import sabotage
 from counting import asked
 from faces import core
@@ -51,14 +51,14 @@ async def contents(session: Any) -> list[Any]:
 def stored(store: Any, id: str = "s") -> dict[bytes, bytes]:
     """What lies in Redis."""
     with redis_of(store) as client:
-        return dict(client.hgetall(names(store, id).record))
+        return dict(client.hgetall(keys_of(store, id).record))
 
 
 def written(store: Any) -> tuple[dict[bytes, bytes], list[Any]]:
     """What a commit writes; without what the archiver notes in passing, which is at work meanwhile."""
     with redis_of(store) as client:
         record = {name: value for name, value in stored(store).items() if name != b"#md"}
-        return record, client.hget(names(store, "s").meta, "journal").split()[:3]
+        return record, client.hget(keys_of(store, "s").meta, "journal").split()[:3]
 
 
 async def unchanged(
@@ -373,7 +373,7 @@ async def test_apply_repeats_until_nobody_was_faster(store: Any) -> None:
         if calls < 4:
             # Somebody else's commit arrives between our read and our write.
             with redis_of(store) as client:
-                client.hincrby(names(store, "s").record, "#v", 1)
+                client.hincrby(keys_of(store, "s").record, "#v", 1)
         return f"attempt {calls}"
 
     assert await session.apply(change) == "attempt 4"
@@ -391,7 +391,7 @@ async def test_apply_gives_up_and_passes_on_what_the_change_raises(opener: Any) 
         calls += 1
         view["a"] = 0
         with redis_of(store) as client:
-            client.hincrby(names(store, "s").record, "#v", 1)
+            client.hincrby(keys_of(store, "s").record, "#v", 1)
 
     with pytest.raises(Conflict):
         await session.apply(always_late)
@@ -628,8 +628,8 @@ async def applied_once(opener: Any, between: str) -> None:
             if between != "nothing":
                 await other.admin.archive()
                 with redis_of(other) as client:
-                    assert client.pttl(names(other, "s").record) > 0
-                    client.delete(names(other, "s").record)
+                    assert client.pttl(keys_of(other, "s").record) > 0
+                    client.delete(keys_of(other, "s").record)
             if between.startswith("hydrated"):
                 await other.session("s").get("n", fresh=True)
             if between == "hydrated and changed":
@@ -702,10 +702,10 @@ async def test_a_full_redis_refuses_no_write_that_it_has_applied(opener: Any, be
         task = asyncio.ensure_future(session.increment("n", 5))
         await until(loss.happened.is_set)
         with redis_of(other) as client:
-            assert client.exists(names(other, session.id).record), "it was applied"
+            assert client.exists(keys_of(other, session.id).record), "it was applied"
             if not stays:
                 await other.admin.archive()
-                client.delete(names(other, session.id).record)
+                client.delete(keys_of(other, session.id).record)
             client.config_set("maxmemory", "1mb")
             with pytest.raises(Backpressure, match="maxmemory"):
                 await other.session("full").set("n", 1)
@@ -728,7 +728,7 @@ async def test_a_full_redis_refuses_a_lost_write_that_sql_does_not_know(opener: 
         task = asyncio.ensure_future(store.session("s").increment("n"))
         await until(request.arrived.is_set)
         with redis_of(other) as client:
-            client.delete(names(other, "s").record)
+            client.delete(keys_of(other, "s").record)
             client.config_set("maxmemory", "1mb")
             proxy.cut()
             with pytest.raises(Backpressure, match="maxmemory"):
@@ -769,8 +769,8 @@ def evicted(store: Any, *ids: str) -> None:
     """What volatile-lru may do with what is archived."""
     with redis_of(store) as client:
         for id in ids or ("s",):
-            assert client.pttl(names(store, id).record) > 0, "only archived records carry a TTL"
-            client.delete(names(store, id).record)
+            assert client.pttl(keys_of(store, id).record) > 0, "only archived records carry a TTL"
+            client.delete(keys_of(store, id).record)
 
 
 @pytest.mark.parametrize("emptied", [False, True], ids=["evicted", "emptied"])
@@ -1109,7 +1109,7 @@ async def test_a_generated_id_that_others_use_meanwhile_is_not_started_anew(open
         await store.session(session.id).set("a", 1)
         await store.admin.archive()
         with redis_of(store) as client:
-            client.delete(names(store, session.id).record)  # as eviction would
+            client.delete(keys_of(store, session.id).record)  # as eviction would
         assert await session.set("b", 2) == 2
         assert await session.get_all(fresh=True) == {"a": 1, "b": 2}
         await store.close()
@@ -1121,7 +1121,7 @@ async def test_a_generated_id_that_a_batch_used_is_not_started_anew(store: Any) 
         batch.on(session).set("a", 1)
     await store.admin.archive()
     with redis_of(store) as client:
-        client.delete(names(store, session.id).record)
+        client.delete(keys_of(store, session.id).record)
     assert await session.set("b", 2) == 2
     assert await session.get_all(fresh=True) == {"a": 1, "b": 2}
 
@@ -1134,7 +1134,7 @@ def increment(store: Any) -> Draft:
 
 async def a_late_duplicate_changes_nothing(store: Any) -> None:
     """A network may deliver a request once more, long after it was answered."""
-    warm, keys = tiers(store).warm, names(store, "s")
+    warm, keys = tiers(store).warm, keys_of(store, "s")
     await store.session("s").set("n", 0)
     draft = increment(store)
     op = warm.ops.begin(draft.operations)
@@ -1165,7 +1165,7 @@ async def test_without_the_oldest_unanswered_sequence_a_late_duplicate_is_applie
 
 
 async def test_one_op_id_for_two_changes_is_an_error(store: Any) -> None:
-    warm, keys = tiers(store).warm, names(store, "s")
+    warm, keys = tiers(store).warm, keys_of(store, "s")
     await store.session("s").set("n", 0)
     draft = increment(store)
     op = warm.ops.begin(draft.operations)
@@ -1178,7 +1178,7 @@ async def test_one_op_id_for_two_changes_is_an_error(store: Any) -> None:
 async def test_many_writes_in_flight_are_all_remembered(opener: Any) -> None:
     """While an old write is unanswered, no later answer may be forgotten, or its retry would be applied twice."""
     store = await opener(archiver=False)  # what is archived, SQL remembers
-    warm, keys = tiers(store).warm, names(store, "s")
+    warm, keys = tiers(store).warm, keys_of(store, "s")
     await store.session("s").set("n", 0)
     open_since, sent = warm.ops.begin(increment(store).operations), []
     for _ in range(100):
@@ -1199,7 +1199,7 @@ async def test_many_writes_in_flight_are_all_remembered(opener: Any) -> None:
 
 async def a_younger_write_arrives_first(store: Any) -> None:
     """Two threads of one replica send side by side. The younger write is applied first, and its answer is lost."""
-    warm, keys = tiers(store).warm, names(store, "s")
+    warm, keys = tiers(store).warm, keys_of(store, "s")
     await store.session("s").set("n", 0)
     draft = increment(store)
     older, younger = warm.ops.begin(draft.operations), warm.ops.begin(draft.operations)
@@ -1433,7 +1433,7 @@ async def test_a_record_of_many_fields_and_messages_is_one_commit(store: Any) ->
 @pytest.mark.parametrize("repeated", ["commit", "read"])
 async def test_a_request_that_is_repeated_leaves_no_token_that_others_hold_already(store: Any, repeated: str) -> None:
     """A slow reader may put a record back only if nothing was committed since its token was left."""
-    warm, keys, cold = tiers(store).warm, names(store, "s"), tiers(store).cold
+    warm, keys, cold = tiers(store).warm, keys_of(store, "s"), tiers(store).cold
     await store.session("s").set("n", 1)
     await store.admin.archive()
     draft = increment(store)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import keys_of, redis_of, tiers, until
 from controls import sabotage
 from faces import core
 
@@ -28,14 +28,14 @@ async def quiet(opener: Any, **settings: Any) -> Any:
 def evict(store: Any, id: str) -> None:
     """What volatile-lru or the TTL does to an archived record."""
     with redis_of(store) as client:
-        record = names(store, id).record
+        record = keys_of(store, id).record
         assert client.pttl(record) > 0, "only archived records can go"
         assert client.delete(record) == 1
 
 
 def kept(store: Any, id: str) -> dict[bytes, bytes]:
     with redis_of(store) as client:
-        found: dict[bytes, bytes] = client.hgetall(names(store, id).record)
+        found: dict[bytes, bytes] = client.hgetall(keys_of(store, id).record)
         return found
 
 
@@ -63,7 +63,7 @@ async def test_a_ttl_begins_when_a_record_is_archived_and_ends_with_the_next_wri
     store = await quiet(opener, warm_ttl=100)
     session = store.session("s")
     with redis_of(store) as client:
-        record = names(store, "s").record
+        record = keys_of(store, "s").record
         for number in range(3):
             await session.set("a", number)
             assert client.pttl(record) == -1
@@ -79,7 +79,7 @@ async def test_reads_of_an_archived_record_extend_its_ttl(opener: Any) -> None:
     await session.set("a", 1)
     await store.admin.archive()
     with redis_of(store) as client:
-        record = names(store, "s").record
+        record = keys_of(store, "s").record
         reads = (session.get, lambda key: store.get_many([session]), lambda key: session.get(key, fresh=True))
         for read in reads:
             client.pexpire(record, 50_000)
@@ -93,13 +93,13 @@ async def test_an_idle_record_expires_and_comes_back_whole(opener: Any) -> None:
     await session.write(set={"a": [1, {"b": None}], "c": "\x00\ud800"}, append=[said(n) for n in range(50)], phase="x")
     await store.admin.archive()
     with redis_of(store) as client:
-        await until(lambda: not client.exists(names(store, "s").record), 5)
+        await until(lambda: not client.exists(keys_of(store, "s").record), 5)
     assert await session.get_all() == {"a": [1, {"b": None}], "c": "\x00\ud800"}
     assert await session.phase() == "x"
     assert await session.version() == 1
     assert [message.content for message in await session.messages()] == [str(n) for n in range(50)]
     with redis_of(store) as client:
-        await until(lambda: not client.exists(names(store, "s").record), 5)
+        await until(lambda: not client.exists(keys_of(store, "s").record), 5)
     assert await session.set("a", 2) == 2
     assert await session.get_all() == {"a": 2, "c": "\x00\ud800"}
     await session.append(said("last"))
@@ -124,7 +124,7 @@ async def test_what_is_hot_keeps_nothing_alive_in_redis(opener: Any) -> None:
     async def gone() -> bool:
         assert await session.get("a") == 1
         with redis_of(store) as client:
-            return not client.exists(names(store, "s").record)
+            return not client.exists(keys_of(store, "s").record)
 
     await until(gone, 5)
     assert await session.get("a") == 1
@@ -271,8 +271,8 @@ async def test_records_come_and_go_under_readers_and_writers(opener: Any) -> Non
             await store.admin.archive()
             with redis_of(store) as client:
                 for id in ("a", "b"):
-                    if client.pttl(names(store, id).record) > 0:
-                        evicted += client.delete(names(store, id).record)
+                    if client.pttl(keys_of(store, id).record) > 0:
+                        evicted += client.delete(keys_of(store, id).record)
 
     others = [asyncio.create_task(work) for work in (watch("a"), watch("b"), chase())]
     await asyncio.gather(*(count(id, 20) for id in "aabb"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import keys_of, redis_of, tiers, until
 
 from distributed_state.tiers import unarchived as gathering
 from distributed_state.tiers.unarchived import UnarchivedCommits
@@ -152,9 +152,9 @@ async def test_what_was_lost_with_an_epoch_is_handed_over_and_let_go(opener: Any
     session = store.session("s")
     await session.set("n", 1)
     with redis_of(store) as client:
-        kept = client.hget(names(store, "s").meta, "journal")
+        kept = client.hget(keys_of(store, "s").meta, "journal")
         await store.admin.archive()
-        client.hset(names(store, "s").meta, "journal", kept)  # no answer says that it is archived
+        client.hset(keys_of(store, "s").meta, "journal", kept)  # no answer says that it is archived
     await session.set("n", 2)
     assert len(memory) == 2
     epoch = lost(store)

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from below import names, redis_of, until
+from below import keys_of, redis_of, until
 from controls import sabotage
 from faces import core
 
@@ -20,13 +20,13 @@ QUIET: dict[str, Any] = {"archiver": False, "durability": "memory"}
 def evicted(store: Any, id: str = "s") -> None:
     """What volatile-lru or the TTL may do at any time: take an archived record. Refuses to take another."""
     with redis_of(store) as client:
-        assert client.pttl(names(store, id).record) > 0, "only archived records carry a TTL"
-        client.delete(names(store, id).record)
+        assert client.pttl(keys_of(store, id).record) > 0, "only archived records carry a TTL"
+        client.delete(keys_of(store, id).record)
 
 
 def ttl(store: Any, id: str = "s") -> int:
     with redis_of(store) as client:
-        return int(client.pttl(names(store, id).record))
+        return int(client.pttl(keys_of(store, id).record))
 
 
 async def test_only_an_archived_record_has_a_ttl(opener: Any) -> None:

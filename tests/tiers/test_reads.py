@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from below import names, own_server, redis_of, tiers
+from below import keys_of, own_server, redis_of, tiers
 from counting import Asked, asked
 
 from distributed_state import CorruptState, InvalidValue
@@ -29,7 +29,7 @@ async def evict(store: Any, *ids: str) -> None:
     await store.admin.archive()
     with redis_of(store) as client:
         for id in ids:
-            client.delete(names(store, id).record)
+            client.delete(keys_of(store, id).record)
     tiers(store).hot.clear()
 
 
@@ -46,7 +46,7 @@ async def test_reading_a_record_never_written(store: Any) -> None:
     assert await store.get_many([session, store.user("u")]) == [{}, {}]
     assert await store.get_many([]) == []
     with redis_of(store) as client:
-        assert not client.exists(names(store, "s").record), "reading creates nothing"
+        assert not client.exists(keys_of(store, "s").record), "reading creates nothing"
 
 
 async def test_none_is_a_value(store: Any) -> None:
@@ -170,7 +170,7 @@ async def test_a_cold_read_is_two_round_trips_and_sql(opener: Any) -> None:
         assert await session.get("a") == 1
     assert (len(seen.sent), calls(seen, READ), calls(seen, HYDRATE)) == (2, 1, 1)
     with redis_of(store) as client:
-        assert 0 < client.pttl(names(store, "s").record) <= 3_600_000
+        assert 0 < client.pttl(keys_of(store, "s").record) <= 3_600_000
 
 
 @real
@@ -232,7 +232,7 @@ async def test_a_server_that_forgot_the_scripts_is_taught_once(opener: Any) -> N
 async def test_corrupt_bytes_are_named_kept_and_may_be_replaced(store: Any) -> None:
     session = store.session("s")
     await session.set_many({"bad": 1, "good": 2})
-    keys = names(store, "s")
+    keys = keys_of(store, "s")
     with redis_of(store) as client:
         client.hset(keys.record, "bad", b"{broken")
         tiers(store).hot.clear()
@@ -268,7 +268,7 @@ async def test_a_corrupt_message_is_named(store: Any) -> None:
     session = store.session("s")
     await session.append(message("one"), message("two"))
     with redis_of(store) as client:
-        client.hset(names(store, "s").record, "#m1", b"\xff")
+        client.hset(keys_of(store, "s").record, "#m1", b"\xff")
     tiers(store).hot.clear()
     one, two = await session.messages()
     assert (one.content, two.number) == ("one", 1)
@@ -290,7 +290,7 @@ async def test_corrupt_counts_are_named_too(store: Any, name: str) -> None:
     session = store.session("s")
     await session.append(message("one"))
     with redis_of(store) as client:
-        client.hset(names(store, "s").record, name, b"abc")
+        client.hset(keys_of(store, "s").record, name, b"abc")
     tiers(store).hot.clear()
     with pytest.raises(CorruptState, match=name):
         await session.messages(fresh=True)
@@ -299,11 +299,11 @@ async def test_corrupt_counts_are_named_too(store: Any, name: str) -> None:
 async def test_a_key_of_another_type_is_reported(store: Any) -> None:
     """Somebody else's key in our place is not an empty record."""
     with redis_of(store) as client:
-        client.set(names(store, "s").record, "text")
+        client.set(keys_of(store, "s").record, "text")
         with pytest.raises(Exception, match=r"WRONGTYPE|wrong kind") as caught:
             await store.session("s").get("a")
         assert type(caught.value).__module__ == "distributed_state.errors"
-        client.delete(names(store, "s").record)
+        client.delete(keys_of(store, "s").record)
 
 
 @pytest.mark.only(warm="single")
@@ -328,7 +328,7 @@ async def test_a_read_that_newer_versions_overtake_is_answered_all_the_same(stor
 
     async def overtaken(*arguments: Any) -> Any:
         answer = await load(*arguments)
-        tiers(store).hot.expect(session.ref.text, tiers(store).epoch(names(store, "s").partition), 99)
+        tiers(store).hot.expect(session.ref.text, tiers(store).epoch(keys_of(store, "s").partition), 99)
         return answer
 
     monkeypatch.setattr(warm, "read", overtaken)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from below import names, own_server, redis_of, tiers, until
+from below import keys_of, own_server, redis_of, tiers, until
 from counting import asked
 from proxy import Proxy
 
@@ -149,7 +149,7 @@ async def test_who_reads_before_that_is_told_in_a_few_bytes_too(opener: Any, mon
         hot = tiers(store).hot
         async with cut_off(store, proxy):
             pass
-        await until(lambda: all(tiers(store).link.confirmed(names(store, id).channel) for id in ("s", "t")))
+        await until(lambda: all(tiers(store).link.confirmed(keys_of(store, id).channel) for id in ("s", "t")))
         with redis_of(store) as client:
             sent = client.info("stats")["total_net_output_bytes"]
             assert await store.session("s").get("n") == "x" * 50_000
@@ -223,10 +223,10 @@ async def test_what_left_redis_is_let_go_and_sql_is_not_asked(opener: Any) -> No
         home = tiers(store)
         with redis_of(store) as client, asked(store) as seen:
             async with cut_off(store, proxy):
-                client.delete(names(store, "s").record)
+                client.delete(keys_of(store, "s").record)
             await all_back(store, ["t"])
             await until(lambda: not home.hot.all_aside())
-            assert not client.exists(names(store, "s").hydration), "nor is anything left there for who would"
+            assert not client.exists(keys_of(store, "s").hydration), "nor is anything left there for who would"
         assert times(seen, READ) == 0
         assert "session:s" not in home.hot.entries
         assert home.hot.bytes == home.hot.entries["session:t"].size
@@ -260,7 +260,7 @@ async def a_change_before_its_channel_is_confirmed(opener: Any) -> None:
         await used(store, ["s"])
         home = tiers(store)
         async with cut_off(store, proxy):
-            home.refill.add([names(store, "s").channel])
+            home.refill.add([keys_of(store, "s").channel])
             await until(lambda: home.refill._job is None)
             await other.session("s").set("n", 2)
         await all_back(store, ["s"])
@@ -392,7 +392,7 @@ async def test_what_was_erased_is_not_shown_again(opener: Any, bring_back: bool)
         async with cut_off(store, proxy):
             assert await other.erase("s")
             await other.session("s").create({"n": "anew"})
-        await until(lambda: home.link.confirmed(names(store, "s").channel))
+        await until(lambda: home.link.confirmed(keys_of(store, "s").channel))
         if bring_back:
             await all_back(store, ["s"])
         assert await store.session("s").get("n") == "anew"
@@ -446,11 +446,11 @@ async def test_an_epoch_that_ends_alone_costs_the_records_of_others_one_question
         (node,) = tiers(store).link._nodes.values()
         assert node.channels.prober is not None
         emptied = node.channels.prober.partition  # whose echo shows that it holds nothing
-        lost = [id for id in ids if names(store, id).partition == emptied]
+        lost = [id for id in ids if keys_of(store, id).partition == emptied]
         others = [id for id in ids if id not in lost]
         before = dict(hot.entries)
         with redis_of(store) as client, asked(store) as seen:
-            client.delete(keys.partition(emptied).meta, *(names(store, id).record for id in lost))
+            client.delete(keys.partition(emptied).meta, *(keys_of(store, id).record for id in lost))
             await until(lambda: all(f"session:{id}" not in hot.entries for id in lost))
             await all_back(store, others)
             await until(lambda: not hot.all_aside())
@@ -512,7 +512,7 @@ async def bounded(opener: Any, bound: str) -> None:
         assert 0 < len(left) < 15
         assert left == [f"session:{id}" for id in reversed(ids[-len(left) :])], "the oldest left first"
         home.refill._closed = False
-        home.refill.add([names(store, id).channel for id in ids])
+        home.refill.add([keys_of(store, id).channel for id in ids])
         await all_back(store, [*new, *ids[-len(left) :]])
         assert within()
         await store.close()
@@ -572,6 +572,6 @@ async def test_the_embedded_server_cuts_nobody_off(store: Any) -> None:
     before = home.hot.entries["session:s"]
     (link,) = home.link._nodes.values()
     home._lost(link.renew())  # as when another life is met
-    home.refill.add([names(store, "s").channel])
+    home.refill.add([keys_of(store, "s").channel])
     await all_back(store, ["s"])
     assert home.hot.entries["session:s"] is before

@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from below import names, tiers, until
+from below import keys_of, tiers, until
 from faces import core
 from scraping import Scrape
 
@@ -132,8 +132,8 @@ async def test_a_full_tablespace_stops_only_those_who_need_it_and_is_named_until
         store = await opener(partitions=4, durability="memory", archive_every=0.02)
         archiver, scrape = tiers(store).archiver, Scrape(store)
         mine = store.session("mine")
-        partition = names(store, "mine").partition
-        other = next(f"o{n}" for n in range(99) if names(store, f"o{n}").partition != partition)
+        partition = keys_of(store, "mine").partition
+        other = next(f"o{n}" for n in range(99) if keys_of(store, f"o{n}").partition != partition)
         await mine.set("k", 1, durability="archived")
         await store.session(other).set("k", 1, durability="archived")
         full = Full(opener.archive, folder)

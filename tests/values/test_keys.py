@@ -26,8 +26,8 @@ refs = st.builds(Ref, st.sampled_from(SCOPES), st.text(hostile, min_size=1, max_
 def test_two_records_share_no_name_of_their_own(one: Ref, other: Ref, partitions: int) -> None:
     keys = Keys("ns", partitions)
 
-    def own(names: RecordKeys) -> set[bytes]:
-        return {names.record, names.lock, names.wait, names.hydration, names.channel, names.lock_channel}
+    def own(keys: RecordKeys) -> set[bytes]:
+        return {keys.record, keys.lock, keys.wait, keys.hydration, keys.channel, keys.lock_channel}
 
     mine, theirs = own(keys.of(one)), own(keys.of(other))
     assert len(mine) == 6

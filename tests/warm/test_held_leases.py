@@ -9,7 +9,7 @@ from contextvars import Context
 from typing import Any
 
 import pytest
-from below import names, redis_of, tiers, until
+from below import keys_of, redis_of, tiers, until
 from controls import sabotage
 from faces import Blocking
 from tenants import Served, opened
@@ -67,7 +67,7 @@ async def one(store: Any) -> HeldLease:
 def members(store: Any, id: str) -> int:
     """How many the sorted set of a record's partition has."""
     with redis_of(store) as client:
-        return int(client.zcard(names(store, id).leases))
+        return int(client.zcard(keys_of(store, id).leases))
 
 
 async def test_a_lease_is_listed_while_it_is_held(store: Any) -> None:
@@ -226,7 +226,7 @@ async def test_what_ended_by_itself_is_neither_listed_nor_kept(store: Any) -> No
         await lease.acquire()
     with redis_of(store) as client:
         for number in range(2):
-            client.delete(names(store, f"gone{number}").lock)
+            client.delete(keys_of(store, f"gone{number}").lock)
         assert sum(members(store, f"gone{number}") > 0 for number in range(2)) == 2, "it is what tidying is for"
         keys = tiers(store).keys
         look = HeldLeases(tiers(store).port, keys, tiers(store).clock)
@@ -248,7 +248,7 @@ async def test_what_ended_by_itself_is_neither_listed_nor_kept(store: Any) -> No
 async def test_a_lease_of_an_epoch_that_is_over_is_not_shown(store: Any) -> None:
     session = store.session("c")
     async with held(session):
-        keys = names(store, "c")
+        keys = keys_of(store, "c")
         with redis_of(store) as client:
             value = client.get(keys.lock).decode()
             before, _, rest = value.partition("@")
@@ -262,10 +262,10 @@ async def test_an_erased_record_leaves_no_trace_among_the_leases(store: Any) -> 
     lease = session.lock()
     await lease.acquire()
     with redis_of(store) as client:
-        client.delete(names(store, "c").lock)
+        client.delete(keys_of(store, "c").lock)
     await lease.release()
     with redis_of(store) as client:
-        client.zadd(names(store, "c").leases, {names(store, "c").record: 17})
+        client.zadd(keys_of(store, "c").leases, {keys_of(store, "c").record: 17})
     await store.erase(session.id)
     assert members(store, "c") == 0
 

@@ -11,7 +11,7 @@ from contextvars import Context
 from typing import Any
 
 import pytest
-from below import Worker, deafened, evict, names, redis_of, server_with, tiers, until
+from below import Worker, deafened, evict, keys_of, redis_of, server_with, tiers, until
 from controls import sabotage
 from faces import Blocking, in_thread
 
@@ -34,13 +34,13 @@ def elsewhere(work: Any) -> asyncio.Task[Any]:
 def expire(store: Any, id: str) -> None:
     """Take the lock away, as its TTL would."""
     with redis_of(store) as client:
-        assert client.delete(names(store, id).lock) == 1
+        assert client.delete(keys_of(store, id).lock) == 1
 
 
 def waiting(store: Any, id: str) -> int:
     """How many stand in a record's queue."""
     with redis_of(store) as client:
-        return int(client.zcard(names(store, id).wait))
+        return int(client.zcard(keys_of(store, id).wait))
 
 
 @asynccontextmanager
@@ -102,7 +102,7 @@ async def sleeper_and_successor(store: Any) -> None:
             leave.set()
             assert await task > lease.token
             with redis_of(store) as client:
-                assert not client.exists(names(store, "s").lock)
+                assert not client.exists(keys_of(store, "s").lock)
         try:
             await session.set("by", "sleeper, too late")
         except Fenced:
@@ -243,8 +243,8 @@ async def test_a_lease_is_renewed_beyond_its_ttl(store: Any) -> None:
         assert not lease.lost
         await session.set("a", 1)
         with redis_of(store) as client:
-            assert 0 < client.pttl(names(store, "s").lock) <= 300
-            assert str(lease.token).encode() in client.get(names(store, "s").lock)
+            assert 0 < client.pttl(keys_of(store, "s").lock) <= 300
+            assert str(lease.token).encode() in client.get(keys_of(store, "s").lock)
     assert (await session.history())[0].token == lease.token
 
 
@@ -412,9 +412,9 @@ async def test_renewal_survives_threads_that_come_and_go(store: Any) -> None:
 
     async with held_by_another(store.session("kept"), ttl=2.0):
         with redis_of(store) as client:
-            before = client.get(names(store, "kept").lock)
+            before = client.get(keys_of(store, "kept").lock)
             assert sum(await asyncio.gather(*(churn(f"c{n}") for n in range(6)))) > 20
-            assert client.get(names(store, "kept").lock) == before
+            assert client.get(keys_of(store, "kept").lock) == before
     jobs: list[Any] = tiers(store).leases.renewal._jobs
     assert jobs
     assert all(job._thread.is_alive() for job in jobs)
@@ -469,12 +469,12 @@ async def test_a_waiter_that_is_cancelled_as_it_gets_the_lock_gives_it_back(stor
         if not task.cancelled():
             await task.result().release()
         with redis_of(store) as client:
-            assert not client.exists(names(store, "s").lock), f"after {turns} turns of the loop"
+            assert not client.exists(keys_of(store, "s").lock), f"after {turns} turns of the loop"
 
 
 async def newcomer_and_queue(store: Any) -> None:
     """The lock is free for a moment before the first in line takes it; a newcomer tries to get it just then."""
-    session, keys = store.session("s"), names(store, "s")
+    session, keys = store.session("s"), keys_of(store, "s")
     with redis_of(store) as client:
         await in_task(session)
         client.zadd(keys.wait, {f"{int(time.time() * 1000) + 500}:somebody": 1})
@@ -572,14 +572,14 @@ async def test_nobody_overtakes_among_many_waiters_of_several_replicas(opener: A
     assert len(queued) > 100
     assert [token for _, token in queued] == sorted(token for _, token in queued)
     with redis_of(stores[0]) as client:
-        assert client.zcard(names(stores[0], "s").wait) == 0
+        assert client.zcard(keys_of(stores[0], "s").wait) == 0
 
 
 @pytest.mark.only(warm="real")
 async def test_waiters_are_woken_and_do_not_poll(store: Any) -> None:
     """Counted on the server: asked, asked once more when the channel is confirmed, and asked when it is their turn."""
     session, waiters, asked = store.session("s"), 6, []
-    lock, stop = names(store, "s").lock, threading.Event()
+    lock, stop = keys_of(store, "s").lock, threading.Event()
     with server_with(store, lock) as client, client.monitor() as monitor:
 
         def count() -> None:
@@ -648,12 +648,12 @@ async def test_a_killed_waiter_does_not_block_the_queue_for_long(opener: Any) ->
         behind = asyncio.create_task(in_task(session))
         await until(lambda: waiting(store, "s") == 2)
         with redis_of(store) as client:
-            ((member, order),) = client.zrange(names(store, "s").wait, 0, 0, withscores=True)
+            ((member, order),) = client.zrange(keys_of(store, "s").wait, 0, 0, withscores=True)
             # It has said that it comes back within ten minutes: whoever waited for that would wait in vain.
             client.zadd(
-                names(store, "s").wait, {b"%d:" % (time.time() * 1000 + 600_000) + member.partition(b":")[2]: order}
+                keys_of(store, "s").wait, {b"%d:" % (time.time() * 1000 + 600_000) + member.partition(b":")[2]: order}
             )
-            client.zrem(names(store, "s").wait, member)
+            client.zrem(keys_of(store, "s").wait, member)
         leave.set()
         await behind
 
@@ -668,7 +668,7 @@ def dead_waiters(client: Any, keys: Any, count: int) -> None:
 @pytest.mark.parametrize("ended", ["released", "expired"])
 async def test_dead_waiters_hold_the_next_one_up_for_a_moment_each(store: Any, ended: str) -> None:
     """They have said that they come back within ten minutes."""
-    session, keys = store.session("s"), names(store, "s")
+    session, keys = store.session("s"), keys_of(store, "s")
     await in_task(session)
     with redis_of(store) as client:
         if ended == "expired":
@@ -694,7 +694,7 @@ async def in_task_within(session: Any, wait: float) -> None:
 @pytest.mark.usefixtures("unhurried")
 async def test_a_waiter_takes_up_its_place_under_another_deadline(store: Any) -> None:
     """It is offered the lock, which gives it less time than it had said; its place is left only once."""
-    session, keys = store.session("s"), names(store, "s")
+    session, keys = store.session("s"), keys_of(store, "s")
     async with held_by_another(session) as leave:
         first = asyncio.create_task(in_task(session))
         await until(lambda: waiting(store, "s") == 1)
@@ -747,7 +747,7 @@ async def test_a_lock_is_given_back_when_the_body_raises(store: Any) -> None:
     with pytest.raises(ZeroDivisionError):
         await body()
     with redis_of(store) as client:
-        assert not client.exists(names(store, "s").lock)
+        assert not client.exists(keys_of(store, "s").lock)
     async with held_by_another(session):
         pass
 
@@ -773,7 +773,7 @@ async def test_a_lock_is_given_back_under_cancellation(store: Any) -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         with redis_of(store) as client:
-            await until(lambda client=client: not client.exists(names(store, "s").lock), 2)
+            await until(lambda client=client: not client.exists(keys_of(store, "s").lock), 2)
 
 
 async def test_only_the_holder_can_release(store: Any) -> None:
@@ -784,7 +784,7 @@ async def test_only_the_holder_can_release(store: Any) -> None:
     async with held_by_another(session):
         await first.release()
         with redis_of(store) as client:
-            assert client.exists(names(store, "s").lock)
+            assert client.exists(keys_of(store, "s").lock)
         with pytest.raises(Locked):
             await session.set("a", 1)
 
@@ -917,7 +917,7 @@ async def test_a_task_that_outlives_the_lease_may_write_and_lock_again(store: An
         await released.wait()
         async with session.lock(wait=1) as lease:
             with redis_of(store) as client:
-                assert str(lease.token).encode() in client.get(names(store, "s").lock)
+                assert str(lease.token).encode() in client.get(keys_of(store, "s").lock)
             await session.set("a", 2)
         return int(await session.set("a", 3))
 

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from below import Worker, names, own_server, redis_of, tiers, until
+from below import Worker, keys_of, own_server, redis_of, tiers, until
 from controls import sabotage
 from faces import core
 
@@ -357,7 +357,7 @@ async def test_a_lost_lock_is_told_once(opener: Any) -> None:
         async with session.lock(ttl=1) as lease:
             held = core(lease)
             with redis_of(store) as client:
-                client.set(names(store, "s:1").lock, "x99:somebody")
+                client.set(keys_of(store, "s:1").lock, "x99:somebody")
             await until(lambda: lease.lost)
             await session.set("a", 1)
 
@@ -373,7 +373,7 @@ async def test_a_lock_that_nobody_saw_lost_is_told_when_it_is_given_back(opener:
     store = await opener()
     async with store.session("s").lock(ttl=30) as lease:
         with redis_of(store) as client:
-            client.set(names(store, "s").lock, "x99:somebody")
+            client.set(keys_of(store, "s").lock, "x99:somebody")
 
     async def told() -> bool:
         return bool(await store.admin.audit(type="lock.lost"))
@@ -439,7 +439,7 @@ async def test_a_lost_lock_is_told_once_to_whoever_nests_in_it(opener: Any) -> N
     session = store.session("s")
     lease = await session.lock(ttl=30).acquire()
     with redis_of(store) as client:
-        client.set(names(store, "s").lock, "x99:somebody")
+        client.set(keys_of(store, "s").lock, "x99:somebody")
     with pytest.raises(Fenced):
         async with session.turn() as turn:
             turn["a"] = 1
@@ -464,7 +464,7 @@ async def test_what_is_lost_just_before_closing_is_told(opener: Any) -> None:
     store, other = await opener(), await opener()
     lease = await store.session("s").lock(ttl=30).acquire()
     with redis_of(store) as client:
-        client.set(names(store, "s").lock, "x99:somebody")
+        client.set(keys_of(store, "s").lock, "x99:somebody")
     await lease.release()
     await store.close()
     assert len(await lost_locks(other)) == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from below import names, redis_of, server_binary, tiers, until
+from below import keys_of, redis_of, server_binary, tiers, until
 from slots import commands_of_several_slots, every_name, slot
 
 from distributed_state import NotFound
@@ -94,7 +94,7 @@ async def everything(opener: Any, **settings: Any) -> None:
     assert await session.fork("forked") == 1
     with redis_of(store) as client:
         for id in HOSTILE:
-            client.delete(names(store, id).record)
+            client.delete(keys_of(store, id).record)
     for id in HOSTILE:
         assert await other.session(id).get("b") == 2
     assert len(await other.get_many([other.session(id) for id in HOSTILE])) == len(HOSTILE)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import redis
-from below import names, redis_of, tiers, until
+from below import keys_of, redis_of, tiers, until
 from controls import sabotage
 from counting import asked
 from proxy import Proxy
@@ -31,7 +31,9 @@ Sent = tuple[Any, Draft, OpId, Committed]
 def op_fields(store: Any) -> dict[bytes, bytes]:
     """Where the op ids of session `s` stand."""
     with redis_of(store) as client:
-        return {name: value for name, value in client.hgetall(names(store, "s").record).items() if name[:4] == b"#ops"}
+        return {
+            name: value for name, value in client.hgetall(keys_of(store, "s").record).items() if name[:4] == b"#ops"
+        }
 
 
 async def increments(stores: list[Any]) -> list[Sent]:
@@ -41,8 +43,8 @@ async def increments(stores: list[Any]) -> list[Sent]:
         changes = Changes(tiers(store).settings, Codec("", ""))
         changes.increment("n", 1)
         draft = changes.draft("increment")
-        op = tiers(store).warm.ops.begin(draft.operations, names(store, "s").text)
-        done = await tiers(store).warm.commit(names(store, "s"), draft, op)
+        op = tiers(store).warm.ops.begin(draft.operations, keys_of(store, "s").text)
+        done = await tiers(store).warm.commit(keys_of(store, "s"), draft, op)
         assert isinstance(done, Committed)
         sent.append((store, draft, op, done))
     return sent
@@ -90,7 +92,7 @@ async def test_a_writer_of_many_sessions_leaves_one_op_id_in_each(opener: Any) -
     for number in range(3):
         await asyncio.gather(*(store.session(id).set("n", number) for id in ids))
     with redis_of(store) as client:
-        found = [client.hget(names(store, id).record, "#ops") for id in ids]
+        found = [client.hget(keys_of(store, id).record, "#ops") for id in ids]
     assert {each.count(b":") for each in found} == {3}, "one of sequence:version:digest:first"
     others.end(elsewhere)
 
@@ -109,7 +111,7 @@ async def remembered(opener: Any) -> None:
     sent = await increments(stores)
     assert len(op_fields(stores[0])) > 2, "there is something to be put together"
     for store, draft, op, done in sent:
-        again = await tiers(store).warm.commit(names(store, "s"), draft, op)
+        again = await tiers(store).warm.commit(keys_of(store, "s"), draft, op)
         assert again[:4] == done[:4]  # type: ignore[index]  # both are Committed
     assert await stores[0].session("s").get("n", fresh=True) == 4
 
@@ -162,7 +164,7 @@ async def test_a_record_that_grows_keeps_its_op_ids(opener: Any) -> None:
     await stores[0].session("s").delete("large")
     assert len(op_fields(stores[0])) > 1
     for store, draft, op, done in sent:
-        again = await tiers(store).warm.commit(names(store, "s"), draft, op)
+        again = await tiers(store).warm.commit(keys_of(store, "s"), draft, op)
         assert again[:4] == done[:4]  # type: ignore[index]  # both are Committed
 
 
@@ -180,7 +182,7 @@ async def test_what_is_archived_leaves_few_op_ids(opener: Any) -> None:
     assert len(op_fields(stores[0])[b"#ops"]) < 20
     for store, draft, op, _ in sent:
         tiers(store).warm.ops.lost(op)
-        assert isinstance(await tiers(store).warm.commit(names(store, "s"), draft, op), Unsure)
+        assert isinstance(await tiers(store).warm.commit(keys_of(store, "s"), draft, op), Unsure)
 
 
 @fleet
@@ -261,7 +263,7 @@ async def test_when_a_record_was_last_written_is_found_in_any_piece(opener: Any)
     stores = [await opener(archiver=False) for _ in range(3)]
     for store in stores:
         await store.session("s").set("n", 0)
-    keys = names(stores[0], "s")
+    keys = keys_of(stores[0], "s")
     with redis_of(stores[0]) as client:
         client.hset(
             keys.record, b"#ops", b"aaaaaaaaaaaa 1 100 1:1:ffffffff:0,;bbbbbbbbbbbb 2 100 2:2:fffff".ljust(64, b"f")
