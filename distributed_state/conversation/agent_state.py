@@ -345,8 +345,12 @@ class AgentState(BaseModel):
     def with_saved(self, saved: Saved) -> Self:
         """The state with a note of its stored part. Used by the store when it loads or saves a state."""
         state: Self = self.model_copy()
-        state.__pydantic_private__ = {"_saved": saved}
+        state.mark_saved(saved)
         return state
+
+    def mark_saved(self, saved: Saved | None) -> None:
+        """Note the stored part of this state, which is not part of its value."""
+        self.__pydantic_private__ = {"_saved": saved}
 
     def _move(self, event: str, **fields: Any) -> Self:
         try:
@@ -382,6 +386,7 @@ _CALL = "agent.tool_call."
 _NOT_STORED: Any = object()
 _OWN = "agent.own."  # the fields of a subclass
 _MARK = b"agent.created_at"  # a record without this field holds no state
+_GO_ON = "go on from load_state(), or from the result of each save: state = session.save_state(state), in asyncio await"
 
 
 # Loading
@@ -471,7 +476,8 @@ def known(keys: RecordKeys, state: AgentState) -> tuple[Saved, bool]:
     """The part of a state that this record holds according to the state, and whether it holds no state yet."""
     checked_kind(type(state))
     if state.session_id != keys.ref.id:
-        raise InvalidValue(f"{keys.ref.text[:200]}: cannot hold the state of session {state.session_id!r:.80}")
+        text = f"{keys.ref.text[:200]}: cannot hold the state of session {state.session_id!r:.80}"
+        raise InvalidValue(f"{text}; make the state with session_id={keys.ref.id!r:.80}")
     base = state.saved
     if base is None or base.record != keys.ref.text:
         return Saved(keys.ref.text, "", 0, {}, None, (), {}, ()), True
@@ -479,7 +485,10 @@ def known(keys: RecordKeys, state: AgentState) -> tuple[Saved, bool]:
 
 
 async def save(context: RecordContext, state: AgentState) -> AgentState:
-    """Write the changes since the state was loaded, unless the record changed meanwhile; returns the saved state."""
+    """Write the changes since the state was loaded, unless the record changed meanwhile; returns the saved state.
+
+    The given state is marked as saved, too: a loop that drops the result may go on from it.
+    """
     keys = context.keys
     base, new = known(keys, state)
 
@@ -493,11 +502,14 @@ async def save(context: RecordContext, state: AgentState) -> AgentState:
         try:
             done = await context.commit(change.draft("save_state", expected=base.version, epoch=base.epoch))
         except Conflict as conflict:
-            if new:
-                shown = await messages.chosen(context.tiers, keys, messages.Page(), fresh=True)
-                base = before(keys, shown.entry, shown.messages(), conflict)
+            if not new:
+                raise Conflict(f"{conflict}; {_GO_ON}", version=conflict.version, found=conflict.found) from conflict
+            shown = await messages.chosen(context.tiers, keys, messages.Page(), fresh=True)
+            base = before(keys, shown.entry, shown.messages(), conflict)
             raise
-        return saved(whole, keys, done.epoch, done.version)
+        result = saved(whole, keys, done.epoch, done.version)
+        state.mark_saved(result.saved)
+        return result
 
     return await (write_path.until_no_conflict(context.tiers, once) if new else once())
 
@@ -505,7 +517,7 @@ async def save(context: RecordContext, state: AgentState) -> AgentState:
 def before(keys: RecordKeys, entry: CachedRecord, history: list[Message], cause: Exception | None = None) -> Saved:
     """The base for a new state. Raises InvalidValue if the record holds a state already."""
     if not entry.deleted and _MARK in entry.fields:
-        text = f"{keys.ref.text[:200]}: holds a state already, at version {entry.version}; go on from load_state()"
+        text = f"{keys.ref.text[:200]}: holds a state already, at version {entry.version}; {_GO_ON}"
         raise InvalidValue(text) from cause
     return Saved(keys.ref.text, entry.epoch, entry.version, {}, None, tuple(history), {}, ())
 
@@ -590,9 +602,15 @@ def _checked(state: AgentState, base: Saved) -> tuple[AgentState, int, int]:
     for name in own:
         if getattr(checked, name) != getattr(state, name):
             raise InvalidValue(f"state.{name}: this {type(getattr(state, name)).__name__} changes when written as JSON")
-    calls = (*calls[:first], *checked.memory.tool_calls)
+    # The given objects stay, so that the next save of this state compares by identity.
+    calls = (*calls[:first], *map(_given_if_equal, calls[first:], checked.memory.tool_calls))
+    added = tuple(map(_given_if_equal, history[start:], checked.history))
     memory = checked.memory.model_copy(update={"notes": dict(memory.notes), "tool_calls": [*calls]})
-    return checked.model_copy(update={"history": base.history + checked.history, "memory": memory}), start, first
+    return checked.model_copy(update={"history": base.history + added, "memory": memory}), start, first
+
+
+def _given_if_equal(given: Any, checked: Any) -> Any:
+    return given if given == checked else checked
 
 
 def _new_notes(memory: WorkingMemory, base: Saved) -> dict[str, Any]:

@@ -330,6 +330,12 @@ class AsyncSession(AsyncRecord):
     async def save_state(self, state: AgentState) -> AgentState:
         """Save an agent's state in one commit and return the saved state, to continue from.
 
+        Example::
+
+            state = AgentState.from_user_input("Where to?", session_id="c1")
+            for step in (AgentState.to_executing, AgentState.to_reflecting):
+                state = await session.save_state(step(state))
+
         Sends only the changes since it was loaded or saved, and appends only new messages. Raises Conflict if the
         record changed meanwhile; InvalidValue for the state of another session, an outdated state, a history that does
         not continue the stored one, or an invalid value.

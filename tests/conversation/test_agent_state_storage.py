@@ -268,6 +268,28 @@ async def test_a_value_that_was_gone_on_from_is_not_saved_twice(store: Any) -> N
     assert await session.phase(fresh=True) == "executing"
 
 
+async def test_a_loop_may_drop_the_result_of_a_save(store: Any) -> None:
+    """As with a function that writes a file."""
+    session, state = store.session("s"), a_state().to_executing()
+    for number in range(3):
+        state = state.record_observation("so", a_call(number))
+        await session.save_state(state)
+    assert {"agent.tool_call.1"} == {name for name in (await session.history())[1].set if "tool_call" in name}
+    found = await session.load_state()
+    assert found == state
+    assert [call.arguments["n"] for call in found.memory.tool_calls] == [0, 1, 2]
+
+
+async def test_the_error_of_a_second_save_names_the_way(store: Any) -> None:
+    session, state = store.session("s"), a_state()
+    following = state.to_executing()
+    await session.save_state(state)
+    await refused(session, following, r"state = session.save_state\(state\), in asyncio await")
+    loaded = await session.load_state()
+    await session.save_state(loaded.to_executing())
+    await refused(session, loaded.to_waiting(), r"state = session.save_state\(state\), in asyncio await", Conflict)
+
+
 @pytest.mark.replicas
 async def test_a_session_id_is_taken_once(opener: Any) -> None:
     stores = [await opener(), await opener()]
@@ -293,7 +315,7 @@ async def refused(session: Any, state: Any, match: str, error: type[Exception] =
 
 async def test_what_is_not_the_state_of_this_session_is_refused(store: Any) -> None:
     session = store.session("s")
-    await refused(session, a_state("other"), "cannot hold the state of session 'other'")
+    await refused(session, a_state("other"), "cannot hold the state of session 'other'; .* session_id='s'")
     await refused(session, None, "not <class .*NoneType'>")
     await refused(session, a_state().model_dump(), "not <class .*dict'>")
     await session.save_state(a_state())
