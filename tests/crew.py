@@ -46,7 +46,8 @@ def recover(id: str, seconds: float, **settings: Any) -> None:
         say("opened")
         sys.stdin.readline()
         say(store.session(id).set("n", 1))
-        say(store._core._lifecycle.tiers().recovery.count)
+        recovery = store._core._lifecycle.tiers().recovery
+        say(recovery.count + recovery.complete)
 
 
 def agent(id: str, die: bool, **settings: Any) -> str | None:

@@ -85,8 +85,8 @@ def begin(sql: Sql, partition: int, epoch: str) -> None:
     sql.execute(update(cursors).where(_here(sql, partition, epoch)).values(begun=True))
 
 
-def begin_repaired(sql: Sql, partition: int, epoch: str) -> None:
-    """Like `begin`, for an epoch after a repair of SQL: Redis lost nothing, so `minted_since` leaves it out."""
+def begin_complete(sql: Sql, partition: int, epoch: str) -> None:
+    """Like `begin`, for an epoch at whose start nothing was missing in Redis: `minted_since` leaves it out."""
     sql.execute(update(cursors).where(_here(sql, partition, epoch)).values(begun=True, minted_ms=None))
 
 
@@ -140,7 +140,7 @@ def is_repaired(sql: Sql, partition: int, epoch: str) -> bool:
 
 
 def minted_since(sql: Sql, seconds: float) -> Minted:
-    """The partitions where an epoch began within the last seconds after another that had begun, except by repairs.
+    """The partitions where an epoch began within the last seconds after another one, because Redis lost data.
 
     An epoch that never began does not count: its worker died, and the next epoch counts, if anything was lost.
     """

@@ -135,7 +135,7 @@ class ColdStore(Part):
     cursors = reads(epochs.newest)
     mint = writes(epochs.mint)
     begin = writes(epochs.begin)
-    begin_repaired = writes(epochs.begin_repaired)
+    begin_complete = writes(epochs.begin_complete)
     never_begun = writes(epochs.never_begun)
     any_begun = reads(epochs.any_begun)
     last_begun = reads(epochs.last_begun)

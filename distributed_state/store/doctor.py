@@ -422,16 +422,25 @@ def _archivers(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
 
 
 def _lost(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
-    """Recent losses in Redis, as reported by the replicas that restarted the partitions; older ones are left out."""
-    ago = tiers.clock.now() - max((each.stats.get("restarted_at", 0) for each in replicas), default=0)
-    if ago > _RECENT:
-        return []
-    count = sum(each.stats.get("restarted", 0) for each in replicas)
-    found = f"Redis lost data, or may have: partitions were started again, {count} so far, the last {ago:.0f} s ago"
-    advice = (
-        "see the log of Redis: was it emptied, restarted without its file, or replaced? SQL has all archived commits"
-    )
-    return [Finding("lost data", False, found, advice)]
+    """Recent restarts and losses of Redis, as reported by the replicas that started the partitions again."""
+    findings = []
+    if found := _restarts(tiers, replicas, "complete"):
+        text = f"Redis was restarted or promoted, and nothing is missing: {found}"
+        findings.append(Finding("restarted redis", True, text))
+    if found := _restarts(tiers, replicas, "restarted"):
+        advice = (
+            "see the log of Redis: was it emptied, restarted without its file, or replaced? SQL has all archived "
+            "commits; the log of the replica that started the partition again counts those that are missing"
+        )
+        findings.append(Finding("lost data", False, f"Redis lost data, or may have: {found}", advice))
+    return findings
+
+
+def _restarts(tiers: Tiers, replicas: list[Replica], kind: str) -> str:
+    """How many partitions were started again, and when the last one; "" if that was long ago."""
+    ago = tiers.clock.now() - max((each.stats.get(f"{kind}_at", 0) for each in replicas), default=0)
+    count = sum(each.stats.get(kind, 0) for each in replicas)
+    return f"partitions were started again, {count} so far, the last {ago:.0f} s ago" if ago <= _RECENT else ""
 
 
 def _versions(replicas: list[Replica]) -> Finding:

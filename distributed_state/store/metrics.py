@@ -304,6 +304,11 @@ FIGURES = (
         lambda t: t.recovery.count,
     ),
     Figure(
+        "complete_restarts", "counter",
+        "Partitions that this replica started again after Redis was restarted or promoted, with nothing missing",
+        lambda t: t.recovery.complete,
+    ),
+    Figure(
         "redis_refusing", "gauge", "Whether Redis refuses the heartbeat for this reason: 1 or 0",
         lambda t: t.presence.refusals, ("reason",),
     ),

@@ -307,6 +307,8 @@ class Tiers:
                 **self.telemetry.totals(),
                 "restarted": self.recovery.count,
                 "restarted_at": int(self.recovery.last),
+                "complete": self.recovery.complete,
+                "complete_at": int(self.recovery.last_complete),
             },
             *archiver.trouble,
         )

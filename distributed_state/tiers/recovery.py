@@ -103,6 +103,9 @@ class Recovery:
         """How many partitions this replica started again after Redis lost data, or may have lost some."""
         self.last = 0.0
         """When this replica last did so, by the server's clock; 0 if never."""
+        self.complete = 0
+        """How many it started again where Redis has everything that SQL and the running replicas know of."""
+        self.last_complete = 0.0
 
     async def start(self, partition: int, *, over: str = "", backfilled: Backfilled | None = None) -> None:
         """Return when this or another replica has started the partition.
@@ -313,6 +316,7 @@ class Recovery:
             if not await self._discard(keys, token, seen, records):
                 return False
             fits = False  # the stream of events may have another age as well
+        complete = fits and not together.kept and not together.silent
         # Tokens use SQL's clock: a worker's clock may be wrong, and this server's may be behind the former server's.
         floor = await self._port.sql(self._cold.clock_us) + _MARGIN_US if seen or before else 0
         minted = await self._port.sql(self._cold.mint, partition, cursor)
@@ -322,20 +326,25 @@ class Recovery:
         # Read after the mint: from here on only an import adds records to SQL, and it checks the epoch there.
         texts = await self._port.sql(self._cold.known_names, partition)
         if not self._embedded:
-            begin = self._cold.begin_repaired if repaired else self._cold.begin
+            begin = self._cold.begin_complete if repaired or complete else self._cold.begin
             await self._port.sql(begin, partition, minted.epoch)
         new = Beginning(minted.epoch, continued=fits, ended=minted.ended, floor=floor, texts=texts)
         word = await self._partitions.install(keys, token, seen, new)
-        lost = had_epoch and not repaired
+        lost = had_epoch and not repaired and not complete
+        former = seen or (before.epoch if before else "")
         if word != "ok":
             await self._mark_never_begun(minted)
-        if word == "ok" and lost:
+        elif lost:
             await self._diverged(together.kept)
             self.count += 1
             self.last = self._warm.clock.now()
-        former = seen or (before.epoch if before else "")
+        elif had_epoch and not repaired:
+            self.complete += 1
+            self.last_complete = self._warm.clock.now()
         if word == "ok" and lost and cursor is not None:
             _log_loss(minted, former, cursor, together, why=_loss_cause(seen, fits))
+        elif word == "ok" and had_epoch and not repaired:
+            _log_complete(minted, former, together)
         else:
             _log_begin(minted, former, began=word == "ok", repaired=repaired)
         return word != "lost"
@@ -538,6 +547,19 @@ def _log_begin(minted: Cursor, former: str, *, began: bool, repaired: bool) -> N
     else:
         text = "partition %d: epoch %s begins: nothing was there before to lose"
         log.info(text, minted.partition, minted.epoch, extra=extra)
+
+
+def _log_complete(minted: Cursor, former: str, together: _Together) -> None:
+    """Log an epoch that began because a server was restarted or promoted, and in which nothing is missing."""
+    log.info(
+        "partition %d: epoch %s after %s: Redis has another data id, and has everything that SQL and the running "
+        "replicas know of; %d commits were restored from their writers",
+        minted.partition,
+        minted.epoch,
+        former,
+        together.put_back,
+        extra=_epoch_fields(minted, former) | {"put_back": together.put_back},
+    )
 
 
 def _loss_cause(seen: str, fits: bool) -> str:

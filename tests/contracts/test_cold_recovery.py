@@ -61,7 +61,7 @@ def test_an_epoch_that_a_repair_begins_is_not_counted(cold: ColdStore) -> None:
     cold.begin(0, first.epoch)
     second = cold.mint(0, first)
     assert second is not None
-    cold.begin_repaired(0, second.epoch)
+    cold.begin_complete(0, second.epoch)
     assert cold.minted_since(LATELY).partitions == 0
     assert cold.any_begun(0)
 

@@ -611,7 +611,7 @@ def test_a_fork_of_a_fork_shows_its_items_where_both_come_whole(warm: str, tmp_p
             assert store.session(id).items("x").get("k") == "old"
 
 
-@pytest.mark.parametrize("step", ["reach", "mint", "begin_repaired"])
+@pytest.mark.parametrize("step", ["reach", "mint", "begin_complete"])
 def test_a_repair_that_ends_before_its_epoch_begins_is_no_loss(
     warm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -186,11 +186,16 @@ def _tier(name: str, findings: list[dict[str, Any]]) -> Tier:
 
 def _losses(replicas: list[dict[str, Any]], findings: list[dict[str, Any]]) -> list[tuple[str, str, bool]]:
     """List losses, branches and quarantined entries, each with whether it needs attention."""
-    count = sum(each["stats"].get("restarted", 0) for each in replicas)
-    last = max((each["stats"].get("restarted_at", 0) for each in replicas), default=0)
     found = {each["name"]: each for each in findings}
-    lost = f"{count}, the last {moment(last)} UTC" if count else "none reported by a running replica"
-    rows = [("Partitions restarted because Redis lost data", lost, bool(count))]
+    rows = []
+    for kind, what in (
+        ("complete", "Partitions started again after a restart of Redis, nothing missing"),
+        ("restarted", "Partitions started again because Redis lost data"),
+    ):
+        count = sum(each["stats"].get(kind, 0) for each in replicas)
+        last = max((each["stats"].get(f"{kind}_at", 0) for each in replicas), default=0)
+        text = f"{count}, the last {moment(last)} UTC" if count else "none reported by a running replica"
+        rows.append((what, text, bool(count) and kind == "restarted"))
     for name, what in ("branches", "Records with branches"), ("sql quarantine", "Entries refused by SQL"):
         if name in found:
             rows.append((what, found[name]["found"], not found[name]["ok"]))
