@@ -224,8 +224,7 @@ class TurnUser:
                 raise InvalidValue(f"{self._session.text[:200]}: has no user; give `user=` with the session")
             user = self._of(unescape(owner))
             found = await read_path.read(user.tiers, user.keys, fresh=True)
-            if found.deleted:
-                raise Deleted(f"{user.text[:200]}: deleted at version {found.version}", version=found.version)
+            user.refuse_deleted(found)
             self._user = user
             self._workspace = Workspace(found, user.changes(), user.allow)
         return self._workspace

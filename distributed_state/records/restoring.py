@@ -49,6 +49,7 @@ from distributed_state.values.model import (
     START,
     Message,
     Ref,
+    deleted_error,
     is_value,
 )
 from distributed_state.warm.answers import Draft
@@ -91,7 +92,7 @@ async def plan(tiers: Tiers, keys: RecordKeys, changes: Changes, to: Target, not
     version = await _version_of(tiers, keys, present, to)
     target = await history.state_at(tiers, keys, version)
     if target.deleted:
-        raise Deleted(f"{keys.ref.text[:200]}: was deleted at version {version} already", version=version)
+        raise deleted_error(keys.ref.text, version, target.fields[DELETED])
     _restore(changes, present, target)
     if ITEMS in present.fields and await _items_differ(tiers, keys, present, target):
         changes.layer(version if ITEMS in target.fields else 0)
@@ -314,7 +315,7 @@ async def plan_fork(
         changes.copy_messages(shown.copied(form, to))
         items = await _copy_items(tiers, keys, to, changes, branch, found)
     if state.deleted:
-        raise Deleted(f"{keys.ref.text[:200]}: deleted at version {state.version}", version=state.version)
+        raise deleted_error(keys.ref.text, state.version, state.fields[DELETED])
     # The source is archived first, so that a fork of a record that is being erased is noted in SQL and erased too.
     # Otherwise forks of forks could be made as fast as they are erased.
     if await tiers.port.sql(partial(tiers.cold.pending, names=[keys.ref.text])):
