@@ -98,13 +98,13 @@ class Here:
 def opened(servers: Any, tmp_path: Path, namespace: str) -> Callable[..., Any]:
     @asynccontextmanager
     async def opens(
-        search: bool = False, limits: service.Limits | None = None, policy: bool = True
+        search: bool = False, limits: service.Limits | None = None, policy: bool = True, **settings: Any
     ) -> AsyncIterator[Here]:
         url = servers.redis("valkey").url
         archive = f"sqlite:///{tmp_path}/archive.db"
         access = callers_policy() if policy else None
         async with await AsyncStateStore.open(
-            url, archive=archive, namespace=namespace, search=search, access=access
+            url, archive=archive, namespace=namespace, search=search, access=access, **settings
         ) as store:
             yield Here(store, limits or service.Limits())
 
@@ -349,6 +349,30 @@ async def test_sessions_that_an_agent_begins_count_against_the_quota_of_its_tena
         await ask("fork_session", session="a:1")
         for name in ("create_session", "fork_session"):
             assert "there are 2 conversations" in await ask.refused(name, session="a:1")
+
+
+WRITES: dict[str, dict[str, Any]] = {
+    "set_state": {"fields": {"a": 1}},
+    "append_message": {"role": "user", "content": "hello"},
+    "add_note": {"key": "k", "note": "n"},
+    "delete_note": {"key": "k"},
+}
+
+
+async def test_expired_sessions_that_an_agent_begins_again_count_against_the_quota(opened: Any) -> None:
+    settings = {"expired": "begin again", "sweep": 0.02}
+    async with (
+        opened(limits=service.Limits(tenant_conversations=1), **settings) as here,
+        here.agent(prefix="a:") as ask,
+        here.store.events("session.expired") as events,
+    ):
+        for name in ("a:first", *map("a:{}".format, WRITES)):
+            await here.store.session(name, idle=0.001).set("x", 1)
+            await events.next(timeout=20)
+        await here.store.admin.archive()
+        await ask("set_state", session="a:first", fields={"a": 1})
+        for name, given in WRITES.items():
+            assert "there are 1 conversations" in await ask.refused(name, session=f"a:{name}", **given)
 
 
 async def test_no_caller_no_tool(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ async def test_a_write_to_an_expired_session_says_when_it_expired_and_how_to_go_
 
 @pytest.mark.parametrize("way", ["fork", "rollback"])
 async def test_a_version_at_which_it_expired_is_refused_as_expired(opener: Any, way: str) -> None:
-    store, session = await expired(opener)
+    _, session = await expired(opener)
     await session.create()
     with pytest.raises(Deleted, match=r"expired at .*\(version 2\)") as caught:
         await (session.fork("t", version=2) if way == "fork" else session.rollback(version=2))

@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
+from below import until
+from reaping import Sweeps
 from starlette.requests import Request
 from starlette.types import Message
 from tenants import Served, opened
@@ -136,6 +138,30 @@ async def test_what_was_begun_is_answered_again_at_the_limit() -> None:
         assert [first[0], fork[0]] == [201, 201]
         assert [await begin("", "c"), await begin(f"/{first[1]}/forks", "f")] == [first, fork]
         assert [await begin("", "c2"), await begin(f"/{first[1]}/forks", "f2")] == [(429, None)] * 2
+
+
+@pytest.mark.parametrize("condition", [{}, {"If-Match": "*"}, {"If-Match": '"2"'}], ids=["", "any", "version"])
+async def test_no_condition_begins_more_expired_conversations_than_a_tenant_may_have(condition: dict[str, str]) -> None:
+    async with opened(archiver=False, expired="begin again") as store:
+        ids = [f"acme:{number}" for number in range(len(BEGINNING))]
+        for id in ids:
+            await store.session(id, idle=0.001).set("n", 1)
+        sweeps = Sweeps(store)
+        await until(lambda: all_expired(sweeps, len(ids)))
+        await store.session("acme:live").set("n", 1)
+        await store.admin.archive()
+        served = Served(store, Access(tokens=True), limits=Limits(tenant_conversations=1))
+        token = await served.token("acme:", *RIGHTS)
+        for id, (method, path, body) in zip(ids, BEGINNING, strict=True):
+            place = f"/v1/conversations/{id}{path}"
+            headers = condition | {"Authorization": f"Bearer {token}"}
+            answer = await served.http.request(method, place, json=body, headers=headers)
+            assert answer.status_code == 429, path
+
+
+async def all_expired(sweeps: Sweeps, count: int) -> bool:
+    await sweeps()
+    return sweeps.reaper.expired == count
 
 
 # What is said of the inside

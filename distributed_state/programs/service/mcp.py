@@ -53,6 +53,7 @@ from distributed_state.programs.service.resources.search import narrowed
 from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import ITEMS, MESSAGES, MOVES
 from distributed_state.records.context import context_of
+from distributed_state.results import Written
 from distributed_state.values import as_text
 from distributed_state.values.access_tokens import Right
 from distributed_state.values.items import DeleteItem, PutItem, name_of
@@ -330,6 +331,12 @@ class OfSession(Tool):
         """The session. Raises AccessDenied for another tenant's, before a server is asked."""
         return asked.store.session(records.within(asked, self.session or default_session(asked)))
 
+    async def written(self, asked: Asked, **changes: Any) -> Written:
+        """Change the session, which must have begun."""
+        session = self.chosen(asked)
+        await records.comes_back(asked, context_of(session))
+        return await session.write(**changes, expect_exists=True)
+
 
 def default_session(asked: Asked) -> str:
     """The session that the header names. Raises InvalidValue if none is named."""
@@ -396,9 +403,7 @@ class SetState(OfSession):
         """The new version."""
         if not self.fields:
             raise InvalidValue("fields: name at least one field to set")
-        written = await self.chosen(asked).write(
-            set=self.fields, expect_version=self.expect_version, expect_exists=True
-        )
+        written = await self.written(asked, set=self.fields, expect_version=self.expect_version)
         return {"version": written.version}
 
 
@@ -418,7 +423,7 @@ class AppendMessage(OfSession):
         message = {"role": self.role, "content": self.content} | {
             name: value for name, value in given.items() if value is not None
         }
-        written = await self.chosen(asked).write(append=[message], expect_exists=True)
+        written = await self.written(asked, append=[message])
         return {"version": written.version, "number": written.first_message}
 
 
@@ -472,9 +477,8 @@ class AddNote(OfSession):
     async def run(self, asked: Asked) -> Any:
         """The note's key, and the new version."""
         key = uuid4().hex if self.key is None else self.key
-        put, session = PutItem(collection=NOTES, key=key, value=self.note), self.chosen(asked)
-        await records.puts(asked, context_of(session), [name_of(NOTES, key)])
-        written = await session.write(items=[put], expect_exists=True)
+        await records.puts(asked, context_of(self.chosen(asked)), [name_of(NOTES, key)])
+        written = await self.written(asked, items=[PutItem(collection=NOTES, key=key, value=self.note)])
         return {"key": key, "version": written.version}
 
 
@@ -506,7 +510,7 @@ class DeleteNote(OfSession):
     async def run(self, asked: Asked) -> Any:
         """The new version."""
         gone = DeleteItem(collection=NOTES, key=self.key, if_present=True)
-        return {"version": (await self.chosen(asked).write(items=[gone], expect_exists=True)).version}
+        return {"version": (await self.written(asked, items=[gone])).version}
 
 
 # Sessions: found, begun, and taken back
@@ -633,7 +637,7 @@ class Rollback(OfSession):
     async def run(self, asked: Asked) -> Any:
         """The new version."""
         session = self.chosen(asked)
-        await records.comes_back(asked, context_of(session))
+        await records.comes_back(asked, context_of(session), revive=True)
         async with copying(asked.caller.party):
             return {"version": await session.rollback(version=self.version)}
 

@@ -213,8 +213,8 @@ async def turn(asked: Asked, given: Turn) -> Response:
     records.write_under_lease(asked, context_of(session))
     put = [name_of(each.collection, each.key) for each in given.items if not each.delete]
     await records.puts(asked, context_of(session), put)
-    if given.revive or context_of(session).begins_again:
-        await records.comes_back(asked, context_of(session))
+    if not begins:
+        await records.comes_back(asked, context_of(session), revive=given.revive)
     async with session.turn(request_id=key, wait=asked.limits.busy, ttl=_TURN_TTL, revive=given.revive) as now:
         if not now.repeated:
             version = now.version

@@ -467,7 +467,7 @@ async def rollback(scope: Scope, asked: Asked, given: Rollback) -> Response:
     """Restore an earlier state of a record as a new version."""
     context = context_of(records.written_by(asked, scope))
     once = OnceOnly.of(asked, context)
-    await records.comes_back(asked, context)
+    await records.comes_back(asked, context, revive=True)
     target = restoring.Target(given.steps, given.label, given.version, given.checkpoints)
     rolled = partial(restoring.rollback, context, target, note=once.note)
     async with copying(asked.caller.party):

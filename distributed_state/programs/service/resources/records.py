@@ -124,10 +124,10 @@ async def write(asked: Asked, record: AsyncRecord, change: Write) -> Done:
     implied = change.draft is None and context.ref.scope == "session" and once.conditions == Conditions()
     if implied:
         once = replace(once, conditions=Conditions(exists=True))
-    elif change.draft is None and once.conditions.may_begin:
+    if change.draft is None and once.conditions.may_begin:
         await begins(asked, context)
-    if implied and (change.revive or context.begins_again):
-        await comes_back(asked, context)
+    elif change.draft is None:
+        await comes_back(asked, context, revive=change.revive)
     if asked.quota.counts(asked.caller, "item"):
         changes = context.changes()
         change.build(changes)
@@ -162,9 +162,10 @@ async def begins(asked: Asked, context: RecordContext) -> None:
             await asked.quota.ask(asked.store, asked.caller, context.ref.scope)
 
 
-async def comes_back(asked: Asked, context: RecordContext) -> None:
-    """Count the record for the quota if it is deleted and this request begins it again. Raises HTTPException 429."""
-    if asked.quota.counts(asked.caller, context.ref.scope) and (await context.read(field=VERSION)).deleted:
+async def comes_back(asked: Asked, context: RecordContext, *, revive: bool = False) -> None:
+    """Count the record for the quota if this request begins it again after its end. Raises HTTPException 429."""
+    may = revive or context.begins_again
+    if may and asked.quota.counts(asked.caller, context.ref.scope) and (await context.read(field=VERSION)).deleted:
         await asked.quota.ask(asked.store, asked.caller, context.ref.scope)
 
 
