@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,6 +125,39 @@ def test_a_script_runs_alone_where_its_input_is_no_pipe(tmp_path: Path) -> None:
         env=os.environ | {"PYTHONPATH": path, "DISTRIBUTED_STATE_ARCHIVE": "memory"},
     )  # fmt: skip
     assert (ran.returncode, ran.stdout) == (0, b"")
+
+
+HANGING = """
+import time
+from distributed_state.adapters.opperator import OpperatorAgent
+
+class Hanging(OpperatorAgent):
+    def initialize(self):
+        self.register_command("hang", self.hang)
+
+    def hang(self):
+        self.log("INFO", "hangs")
+        time.sleep(600)
+
+    def cleanup(self):
+        open("cleaned", "w").close()
+
+Hanging().run()
+"""
+
+
+@pytest.mark.wide
+def test_an_agent_with_a_hanging_command_cleans_up_before_its_daemon_kills_it(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(HANGING)
+    with started(tmp_path, "agent.py") as (daemon, process):
+        daemon.command("hang")
+        daemon.until("log", lambda data: data["message"] == "hangs")
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        assert (tmp_path / "cleaned").exists()
+        assert time.monotonic() - began < OpperatorAgent.shutdown_timeout + 10
+    assert OpperatorAgent.shutdown_timeout < 3, "the daemon's patience"
 
 
 class Pasted(OpperatorAgent):

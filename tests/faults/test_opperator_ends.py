@@ -14,6 +14,8 @@ from below import own_server, until
 from daemon import Here, Process
 from opperator_agent import Troubled
 
+from distributed_state.adapters.opperator import bridge
+
 pytestmark = [
     pytest.mark.only(face="blocking", warm="real", cold=("sqlite", "postgres")),
 ]
@@ -119,7 +121,10 @@ async def test_what_is_said_while_redis_is_away_is_logged_and_what_comes_later_i
 
 
 @pytest.mark.wide
-async def test_a_command_that_hangs_is_left_when_the_daemon_is_gone(opener: Any) -> None:
+async def test_a_command_that_hangs_is_left_when_the_daemon_is_gone(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge, "_LAST_MESSAGES", 0.2)
     release = threading.Event()
 
     class Hanging(Troubled):

@@ -63,6 +63,8 @@ class OpperatorAgent(Agent):
     agents.yaml or config.json. `max_async_workers` commands that are `async_enabled` run at a time, by default 8.
     """
 
+    shutdown_timeout = 2.0  # the daemon kills the process 3 seconds after SIGTERM: `cleanup` has to run before that
+
     def __init__(
         self,
         name: str | None = None,

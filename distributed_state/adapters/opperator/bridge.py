@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 _BESIDE = 8  # `async_enabled` commands that run at a time, unless the agent says how many; the others wait
 _DIRECTORY = 2.0  # seconds for the daemon to say where its user is
 _LAST_LINES = 2.0  # seconds that the daemon gets to read the last lines
+_LAST_MESSAGES = 20.0  # seconds that a message may take after the end of the input; or shutdown_timeout, if longer
 _ARRIVES = 10.0  # seconds for an event to arrive while no hook runs or waits; it may have been lost with a server
 
 
@@ -61,7 +62,8 @@ def run(
     daemon's user in the events of the fleet; by default it is the agent's client, or user and host. It returns when
     `agent.run()` would (SIGTERM, SIGINT, the end of `main_loop`), and at the end of `stdin`, after all messages have
     been handled. A daemon sends SIGKILL three seconds after SIGTERM, so an agent with long commands needs a shorter
-    `shutdown_timeout`. SIGHUP and SIGUSR1 work, too. Errors of `agent.run()` are raised, and reported to the daemon.
+    `shutdown_timeout`; that of an OpperatorAgent is 2 seconds. SIGHUP and SIGUSR1 work, too. Errors of `agent.run()`
+    are raised, and reported to the daemon.
     """
     if stdin is None or stdout is None:
         with standard_streams() as (source, target):
@@ -250,7 +252,7 @@ class Bridge:
     def _finish(self) -> None:
         """Stop after the daemon has closed its end, once all its messages have been handled."""
         handled = -1
-        while not self._busy.wait(self._agent.shutdown_timeout):
+        while not self._busy.wait(max(self._agent.shutdown_timeout, _LAST_MESSAGES)):
             if handled == self._busy.done:  # one message takes longer than that
                 self._context.stop()  # again below: the second call does not wait
                 break
