@@ -6,10 +6,12 @@ import threading
 from typing import Any
 
 import pytest
+from below import until
 from daemon import Daemon, Here, Process
 from opperator_agent import Noting
 
 from distributed_state import Agent
+from distributed_state.adapters.opperator import bridge, wire
 
 embedded = pytest.mark.only(face="blocking", warm="fake", cold="memory")
 TURNS = 400
@@ -125,3 +127,56 @@ async def test_all_messages_are_handled_after_the_end_of_the_input(store: Any) -
             ids.append(daemon.command("add", {"note": "x"}))
         daemon.hang_up()
         assert [daemon.answer(id)["result"] for id in ids] == [f"c{number}" for number in range(100)]
+
+
+@embedded
+async def test_a_daemon_waits_while_too_much_of_what_it_sent_waits(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, most = 100_000, list[int]()
+    full, written = threading.Event(), threading.Event()
+
+    class Watched(wire.Busy):
+        def add(self, count: int) -> None:
+            super().add(count)
+            most.append(self._count)
+
+        def wait(self, seconds: float, *, below: int = 1) -> bool:
+            found = super().wait(0, below=below) or (full.set() or super().wait(seconds, below=below))
+            return bool(found)
+
+    monkeypatch.setattr(bridge, "Busy", Watched)
+    monkeypatch.setattr(bridge, "_WAITING", limit)
+    with Here(Waiting(store.it)) as daemon:
+        daemon.command("until_it_came")
+        daemon.until("log", lambda data: data["message"] == "waits")
+
+        def send() -> None:
+            for _ in range(500):
+                daemon.command("absent", {"text": "x" * 1000})
+            written.set()
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        await until(lambda: full.is_set() or written.is_set())
+        daemon.agent.came.set()
+        sender.join(60)
+        daemon.answer("501")
+        assert max(most) < limit + 5000
+
+
+@embedded
+async def test_a_daemon_that_has_gone_is_noticed_while_too_much_waits(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hanging(Waiting):
+        shutdown_timeout = 0.1
+
+    monkeypatch.setattr(bridge, "_WAITING", 1)
+    monkeypatch.setattr(bridge, "_LAST_MESSAGES", 0.1)
+    monkeypatch.setattr(bridge, "_LOOK_EVERY", 0.05)
+    agent = Hanging(store.it)
+    with Here(agent) as daemon:  # at its end, the agent must have ended
+        daemon.command("until_it_came")
+        daemon.until("log", lambda data: data["message"] == "waits")
+        for _ in range(3):
+            daemon.command("until_it_came")
+    agent.came.set()

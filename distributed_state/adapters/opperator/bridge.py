@@ -45,7 +45,11 @@ log = logging.getLogger(__name__)
 _BESIDE = 8  # `async_enabled` commands that run at a time, unless the agent says how many; the others wait
 _DIRECTORY = 2.0  # seconds for the daemon to say where its user is
 _LAST_LINES = 2.0  # seconds that the daemon gets to read the last lines
+_LAST_ANSWERS = 0.5  # seconds for messages that were read, but not handled, to be answered
 _LAST_MESSAGES = 20.0  # seconds that a message may take after the end of the input; or shutdown_timeout, if longer
+_WAITING = MAX_LINE  # bytes of messages that are read ahead
+_OVERHEAD = 1000  # bytes of memory for a message besides its text
+_LOOK_EVERY = 1.0  # seconds between two checks whether the daemon has gone
 _ARRIVES = 10.0  # seconds for an event to arrive while no hook runs or waits; it may have been lost with a server
 
 
@@ -85,8 +89,8 @@ class Bridge:
         self._in = Incoming(stdin, self._too_long)
         self._out = Outgoing(stdout, context.stop)
         self._publisher = Publisher(agent, self._client, self._call)
-        self._messages: queue.SimpleQueue[wire.Command | wire.Lifecycle | None] = queue.SimpleQueue()
-        self._beside: queue.SimpleQueue[tuple[wire.Command, str] | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[wire.Command | wire.Lifecycle, int] | None] = queue.SimpleQueue()
+        self._beside: queue.SimpleQueue[tuple[wire.Command, str, int] | None] = queue.SimpleQueue()
         self._threads = getattr(agent, "max_async_workers", None) or _BESIDE
         self._busy = Busy()
         self._ended = False
@@ -113,7 +117,7 @@ class Bridge:
             self._in.close()
             if self._reader.ident is not None:
                 self._reader.join(_LAST_LINES)
-            self._busy.wait(_LAST_LINES)
+            self._busy.wait(_LAST_ANSWERS)
             self._messages.put(None)
             for _ in range(self._threads):
                 self._beside.put(None)
@@ -173,6 +177,10 @@ class Bridge:
 
     def _listen(self) -> None:
         for line in self._in:
+            # A command may take long: the daemon then waits as soon as its pipe is full. If it has gone, the rest of
+            # the pipe is read, so that its end is noticed.
+            while not (self._busy.wait(_LOOK_EVERY, below=_WAITING) or self._ended or self._in.hung_up):
+                pass
             if self._ended:
                 return
             try:
@@ -180,24 +188,26 @@ class Bridge:
             except InvalidValue as error:
                 self._ignored(error)
                 continue
-            self._busy.add(1)
-            self._messages.put(message)
+            size = len(line) + _OVERHEAD
+            self._busy.add(size)
+            self._messages.put((message, size))
         if not self._ended:
             self._finish()
 
     def _handle_all(self) -> None:
-        while message := self._messages.get():
+        while given := self._messages.get():
+            message, size = given
             try:
-                self._handle(message)
+                self._handle(message, size)
             except InvalidValue as error:
                 self._ignored(error)
             except Exception as error:  # noqa: BLE001 - the next message may be valid
                 text = f"{type(error).__name__}: {error}"
                 self._display.log("ERROR", "a message from the daemon could not be published", {"error": text})
             finally:
-                self._busy.add(-1)
+                self._busy.add(-size)
 
-    def _handle(self, message: wire.Command | wire.Lifecycle) -> None:
+    def _handle(self, message: wire.Command | wire.Lifecycle, size: int) -> None:
         if not isinstance(message, wire.Command):
             if not self._ended:
                 with self._context.open_store.acting_as(self._client):
@@ -206,8 +216,8 @@ class Bridge:
             commands = wire.definitions(self._display.visible["commands"])
             self._out.send(wire.succeeded(message.id, commands))
         elif self._is_async(message.name):
-            self._busy.add(1)
-            self._beside.put((message, self._publisher.conversation_id))
+            self._busy.add(size)
+            self._beside.put((message, self._publisher.conversation_id, size))
         else:
             self._out.send(self._answer(message, self._publisher.conversation_id))
 
@@ -221,10 +231,11 @@ class Bridge:
 
     def _work(self) -> None:
         while given := self._beside.get():
+            command, conversation_id, size = given
             try:
-                self._out.send(self._answer(*given))
+                self._out.send(self._answer(command, conversation_id))
             finally:
-                self._busy.add(-1)
+                self._busy.add(-size)
 
     def _answer(self, command: wire.Command, conversation_id: str) -> bytes:
         if self._ended:

@@ -25,7 +25,6 @@ import socket
 import sys
 import tempfile
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
@@ -343,6 +342,13 @@ class Incoming:
         except OSError:  # the other end of a terminal or socket is closed
             return b""
 
+    @property
+    def hung_up(self) -> bool:
+        """Whether the other end of the pipe is closed; lines may still be in the pipe."""
+        poll = select.poll()
+        poll.register(self._file, 0)
+        return any(found & select.POLLHUP for _, found in poll.poll(0))
+
     def close(self) -> None:
         """Wake the reader, which then finds the end of the input."""
         os.write(self._waker, b"x")
@@ -415,7 +421,7 @@ class Outgoing:
 
 
 class Busy:
-    """Counts unfinished work, and in `done` what is finished."""
+    """Counts unfinished work in bytes, and in `done` what is finished."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -429,11 +435,10 @@ class Busy:
             self.done += max(0, -count)
             self._changed.notify_all()
 
-    def wait(self, seconds: float) -> bool:
-        """Wait until nothing is left; False if it took longer."""
-        end = time.monotonic() + seconds
+    def wait(self, seconds: float, *, below: int = 1) -> bool:
+        """Wait until less than `below` is left, by default nothing; False if it took longer."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._count, max(0.0, end - time.monotonic()))
+            return self._changed.wait_for(lambda: self._count < below, seconds)
 
 
 @contextmanager
