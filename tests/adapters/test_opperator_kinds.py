@@ -114,17 +114,47 @@ def test_a_script_that_imports_it_runs_under_a_daemon(tmp_path: Path) -> None:
         daemon.until("log", lambda data: (data["message"], data["level"]) == ("cleaned up", "fatal"))
 
 
-@pytest.mark.wide
-def test_a_script_runs_alone_where_its_input_is_no_pipe(tmp_path: Path) -> None:
-    (tmp_path / "agent.py").write_text(
-        SCRIPT.replace("def cleanup", "def main_loop(self):\n        pass\n\n    def cleanup")
-    )
+ENDING = SCRIPT.replace("def cleanup", "def main_loop(self):\n        pass\n\n    def cleanup")
+
+
+def alone(folder: Path, stdin: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run the script in this folder to its end."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    ran = subprocess.run(
-        [sys.executable, "agent.py"], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, timeout=60,
+    return subprocess.run(
+        [sys.executable, "agent.py"], cwd=folder, stdin=stdin, capture_output=True, timeout=60,
         env=os.environ | {"PYTHONPATH": path, "DISTRIBUTED_STATE_ARCHIVE": "memory"},
     )  # fmt: skip
+
+
+@pytest.mark.wide
+def test_a_script_runs_alone_where_its_input_is_no_pipe(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(ENDING)
+    ran = alone(tmp_path, stdin=subprocess.DEVNULL)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"", b"cleaned up\n")
+
+
+@pytest.mark.wide
+def test_a_script_serves_the_messages_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(SCRIPT)
+    (tmp_path / "messages").write_text(json.dumps({"type": "command", "data": {"command": "__list_commands"}}) + "\n")
+    with (tmp_path / "messages").open() as messages:
+        ran = alone(tmp_path, stdin=messages)
+    assert ran.returncode == 0
+    assert b'"response"' in ran.stdout
+
+
+@pytest.mark.wide
+def test_a_script_says_in_a_terminal_that_it_runs_alone(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(ENDING)
+    master, terminal = os.openpty()
+    try:
+        ran = alone(tmp_path, stdin=terminal)
+    finally:
+        os.close(master)
+        os.close(terminal)
     assert (ran.returncode, ran.stdout) == (0, b"")
+    line, _ = ran.stderr.decode().splitlines()
+    assert line == "notes: standard input is a terminal, not a daemon's pipe: the agent runs alone, until Ctrl-C"
 
 
 HANGING = """

@@ -6,6 +6,7 @@ Source of the names: the daemon's Python SDK, https://github.com/opper-ai/oppera
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from distributed_state import Agent, ConfigurationError, InvalidValue, StateErro
 from distributed_state.adapters.opperator import wire
 from distributed_state.adapters.opperator.bridge import run
 
+log = logging.getLogger(__name__)
 _CONFIGS = ("agents.yaml", "config.json")
 
 
@@ -91,11 +93,15 @@ class OpperatorAgent(Agent):
             raise ConfigurationError(f"{text}: give your own attribute another name") from error
 
     def run(self) -> None:
-        """Run under the daemon that started the process, if standard input is a pipe; otherwise run alone."""
-        if _is_pipe(0):
+        """Run under the daemon at the other end of standard input: a pipe, a socket or a file; otherwise run alone."""
+        kind = _kind_of(0)
+        if stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or stat.S_ISREG(kind):
             run(self)
-        else:
-            super().run()
+            return
+        if os.isatty(0):
+            text = "%s: standard input is a terminal, not a daemon's pipe: the agent runs alone, until Ctrl-C"
+            log.warning(text, self.agent_context.name)
+        super().run()
 
     @property
     def running(self) -> bool:
@@ -126,8 +132,8 @@ def get_secret(name: str, *, timeout: float = 5.0) -> str:
     return secret
 
 
-def _is_pipe(number: int) -> bool:
+def _kind_of(number: int) -> int:
     try:
-        return stat.S_ISFIFO(os.fstat(number).st_mode)
+        return os.fstat(number).st_mode
     except OSError:  # it is closed
-        return False
+        return 0
