@@ -26,7 +26,7 @@ async def _look_unless_counted(self: UnarchivedCommits) -> None:
 
     A caller's look sends the same commands, and counts.
     """
-    if threading.current_thread().name != "distributed-state-memory":
+    if threading.current_thread().name != "distributed-state-unarchived":
         await _look(self)
     elif _counting.acquire(blocking=False):
         try:

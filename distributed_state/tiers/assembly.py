@@ -108,7 +108,7 @@ class Tiers:
         self.archiver = Archiver(port, self.warm, cold, keys, settings, self.recovery, self.rounds, idle_journals)
         self.unarchived = UnarchivedCommits(port, self.warm, cold, self.archiver, keys, settings, self._late)
         self.last_archiving = LastArchiving(port, self.archiver, self.unarchived, self.clock, settings)
-        self.stream = Stream(port, self.warm, self._archived, self.start, self.unarchived.remember_event)
+        self.stream = Stream(port, self.warm, self._archived, self.start, self.unarchived.add_event)
         self.branches = Branches(port, cold, self.stream, keys)
         self.background_events = BackgroundEvents(port, self.stream, keys)
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
@@ -251,7 +251,7 @@ class Tiers:
         self.background_events.emit("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})
 
     async def _gather(self, partition: int, epoch: str) -> tuple[list[JournalEntry], set[str]]:
-        if not self.unarchived.remembers:
+        if not self.unarchived.enabled:
             return [], set()
         now = self.port.monotonic()
         known = await self.presence.known()
@@ -369,7 +369,7 @@ class LastArchiving:
         if self._left:
             if (account := waited.present()) is not None:
                 account.add(began)  # so that the next steps do not wait again for a Redis that does not answer
-            count = f"up to {len(self._unarchived)} commits" if self._unarchived.remembers else "commits"
+            count = f"up to {len(self._unarchived)} commits" if self._unarchived.enabled else "commits"
             text = "close: %s of this process in %d partitions are in Redis and not archived yet: %s"
             log.warning(text, count, len(self._left), self._why)
 

@@ -89,7 +89,7 @@ async def _commit(tiers: Tiers, keys: RecordKeys, draft: Draft, last: AsyncLease
     trailing_call = last.release_call(op) if last else None
     try:
         answer = await tiers.warm.commit(keys, draft, op, trailing_call)
-        if isinstance(answer, Committed) and unarchived.remember(keys, op, answer):
+        if isinstance(answer, Committed) and unarchived.add(keys, op, answer):
             done = answer
         else:
             done = await _supply_and_resend(tiers, keys, draft, op, answer, trailing_call)
@@ -225,12 +225,12 @@ async def _supply_and_resend(
     """
     for _ in range(ROUNDS):
         if isinstance(answer, Committed):
-            if not draft.kind or tiers.unarchived.remember(keys, op, answer):
+            if not draft.kind or tiers.unarchived.add(keys, op, answer):
                 return answer
             # This answer repeats a lost one and lacks the time, so the journal's entry is kept instead. If the entry is
             # not found, a stalled primary had answered and was then replaced by one without the commit: the write is
             # sent again there.
-            if await tiers.unarchived.recall(keys, op, answer):
+            if await tiers.unarchived.add_from_journal(keys, op, answer):
                 return answer
             await tiers.port.sleep(_REPLACED)
         elif isinstance(answer, Swap):

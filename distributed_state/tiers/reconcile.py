@@ -48,7 +48,7 @@ from distributed_state.warm.client import Warm
 from distributed_state.warm.stream import count
 
 # The origin of a record's last entry: SQL, the surviving journal, or a writer's unarchived commits.
-_ARCHIVED, _SURVIVED, _REMEMBERED = "archived", "survived", "remembered"
+_ARCHIVED, _SURVIVED, _UNARCHIVED = "archived", "survived", "unarchived"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +60,15 @@ class Reconciled:
 
 
 def reconcile(
-    epoch: str, archived_offset: int, known: Commits, tail: Iterable[JournalEntry], remembered: Iterable[JournalEntry]
+    epoch: str, archived_offset: int, known: Commits, tail: Iterable[JournalEntry], unarchived: Iterable[JournalEntry]
 ) -> Reconciled:
     """Divide the entries of an ended epoch, except those that SQL has and those of erased records.
 
-    `tail` is the surviving journal, `remembered` the writers' commits. SQL has the epoch up to `archived_offset`;
+    `tail` is the surviving journal, `unarchived` the writers' commits. SQL has the epoch up to `archived_offset`;
     `known` is what SQL has of these entries and their records. Lifecycle events whose numbers are taken get new ones.
     """
     journal = {entry.event: entry for entry in tail if entry.event in known.lacking}
-    others = {entry.event: entry for entry in remembered if entry.event in known.lacking}
+    others = {entry.event: entry for entry in unarchived if entry.event in known.lacking}
     survived = sorted(journal.values(), key=_place)
     given = sorted((entry for event, entry in others.items() if event not in journal), key=_place)
     chains = _Chains(epoch, known.heads)
@@ -76,9 +76,9 @@ def reconcile(
     for entry in survived:
         chains.add(entry, {_ARCHIVED: parting}, _SURVIVED)
     fork = min(parting, _fork(archived_offset, known.heads, survived, given))
-    limits = {_ARCHIVED: fork, _SURVIVED: fork, _REMEMBERED: _dispute(given)}
+    limits = {_ARCHIVED: fork, _SURVIVED: fork, _UNARCHIVED: _dispute(given)}
     for entry in given:
-        chains.add(entry, limits, _REMEMBERED)
+        chains.add(entry, limits, _UNARCHIVED)
     continued = sorted(chains.continued, key=_place)
     return Reconciled(_numbered(continued, set(journal), known.last_event), sorted(chains.diverged, key=_place))
 
@@ -229,13 +229,13 @@ class Backfill:
         self._ended: dict[str, int] = {}  # the versions at which records were deleted, from events
 
     async def run(
-        self, place: PartitionState, keys: PartitionKeys, after: Cursor | None, remembered: Sequence[JournalEntry] = ()
+        self, place: PartitionState, keys: PartitionKeys, after: Cursor | None, unarchived: Sequence[JournalEntry] = ()
     ) -> Backfilled | None:
         """Bring all records and move the cursor from `after`; None if it was moved meanwhile or the right was lost.
 
-        Entries of `remembered`, the writers' unarchived commits, fill gaps of the journal.
+        Entries of `unarchived`, the writers' unarchived commits, fill gaps of the journal.
         """
-        await self._read_journal(place, keys, remembered)
+        await self._read_journal(place, keys, unarchived)
         await self._read_events(place, keys)
         add = partial(self._cold.add_events, list(self._happened.values()))
         done = Backfilled(events=await self._port.sql(partial(add, keep=True)))
@@ -296,7 +296,7 @@ class Backfill:
         return {text: dict(each.messages) for text, each in every.items() if text in sources}
 
     async def _read_journal(
-        self, place: PartitionState, keys: PartitionKeys, remembered: Sequence[JournalEntry]
+        self, place: PartitionState, keys: PartitionKeys, unarchived: Sequence[JournalEntry]
     ) -> None:
         found: dict[int, JournalEntry] = {}
         after = 0
@@ -304,7 +304,7 @@ class Backfill:
             found.update((entry.offset, entry) for entry in entries)
             after = entries[-1].offset
             await self._may_go_on()
-        for entry in remembered:
+        for entry in unarchived:
             if entry.offset > place.archived:
                 found.setdefault(entry.offset, entry)
         # A journal keeps its last archived entry. If that is missing, the next entry's time is the latest possible one.

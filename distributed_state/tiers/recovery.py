@@ -385,8 +385,8 @@ class Recovery:
         if await self._is_behind(keys, place, cursor):
             discard = partial(self._discard, keys, token, place.epoch)
             # Unarchived commits of live replicas fill gaps of the journal.
-            remembered, _ = await self._gather(keys.partition, place.epoch)
-            done = await self._backfill(discard).run(place, keys, cursor, remembered)
+            unarchived, _ = await self._gather(keys.partition, place.epoch)
+            done = await self._backfill(discard).run(place, keys, cursor, unarchived)
             if done is None:
                 raise RecoveryInProgress(f"partition {keys.partition}: another replica is starting it")
             backfilled.add(done)
@@ -453,14 +453,14 @@ class Recovery:
         None: try again.
         """
         partition = keys.partition
-        remembered, silent = await self._gather(partition, cursor.epoch)
+        unarchived, silent = await self._gather(partition, cursor.epoch)
         # Gathering may have taken long. A server that took over meanwhile may have the commits that would become
         # branches.
         if not await self._partitions.renew_right(keys, token):
             return None
         own = unmatched if seen == cursor.epoch else []
-        known = await self._port.sql(self._cold.known, partition, cursor.epoch, [*own, *remembered])
-        plan = reconcile(cursor.epoch, cursor.offset, known, own, remembered)
+        known = await self._port.sql(self._cold.known, partition, cursor.epoch, [*own, *unarchived])
+        plan = reconcile(cursor.epoch, cursor.offset, known, own, unarchived)
         kept: list[Kept] = []
         for epoch, entries in ((seen, [] if own else unmatched), (cursor.epoch, plan.diverged)):
             if entries:

@@ -2,7 +2,7 @@
 
 Redis can come back with data older than an acknowledgment: from a file, or after failover to a lagging server. Live
 writers then still have the lost commits, because each commit is kept here before its caller gets it
-(`UnarchivedCommits.remember`), as the arguments that were sent and the answer. Its journal entry is computed from these
+(`UnarchivedCommits.add`), as the arguments that were sent and the answer. Its journal entry is computed from these
 only when it is needed, byte for byte as commit.lua wrote it, except for the size of the journal, which is not needed
 elsewhere.
 
@@ -11,8 +11,8 @@ its epoch, so earlier commits of that epoch are dropped; commits of other epochs
 is asked for each of its commits by its event. An epoch never spans two data ids: a new data id begins a new epoch
 before any commit is accepted.
 
-The memory is bounded in bytes. At the bound a writer runs the archiver, or waits for another writer that does; after
-`retry_for` seconds its write is refused.
+The kept commits are bounded in bytes. At the bound a writer runs the archiver, or waits for another writer that does;
+after `retry_for` seconds its write is refused.
 
 **Gathering.** A replica that recovers a partition publishes a request with a token and an epoch, and reads a list to
 which each replica adds its unarchived commits in pieces, and then an end mark. A replica receives requests through its
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 Late = Callable[[int, str, list[JournalEntry]], Awaitable[None]]
 _TOKEN = re.compile(r"[A-Za-z](\d+)")
 _FIRST_EVENT = re.compile(rb"e(\d+)$")
-# The memory of one commit, and of each word that was sent, without the bytes of names and values. Measured with
+# The bytes of one commit, and of each word that was sent, without the bytes of names and values. Measured with
 # tracemalloc on CPython 3.11 (tests/tiers/test_unarchived.py measures it again).
 _EACH_BYTES = 300
 _WORD_BYTES = 34
@@ -62,7 +62,7 @@ _BESIDE = (b"e", b"E", b"x", b"X")  # steps of `Draft.events`
 # One commit
 
 
-class Remembered(NamedTuple):
+class UnarchivedCommit(NamedTuple):
     """An acknowledged commit: the arguments of commit.lua and its answer.
 
     A repeated answer, after a lost one, lacks the time; then `sent` is the entry as read from the journal.
@@ -100,7 +100,7 @@ class Remembered(NamedTuple):
 
 
 def _of_commit(op: OpId, done: Committed) -> tuple[Any, ...]:
-    """The fields of `Remembered`, as a plain tuple.
+    """The fields of `UnarchivedCommit`, as a plain tuple.
 
     Python's garbage collector visits lists and objects as long as they live, but stops tracking tuples of plain values.
     Keeping the draft itself cost three times as much as everything else here.
@@ -158,15 +158,15 @@ class UnarchivedCommits:
         self.late = late
         self.bytes = 0
         # Not kept for an embedded server, which loses data only together with this process.
-        self.remembers = settings.unarchived_bytes > 0 and settings.url is not None
-        self.limit = settings.unarchived_bytes if self.remembers else float("inf")
+        self.enabled = settings.unarchived_bytes > 0 and settings.url is not None
+        self.limit = settings.unarchived_bytes if self.enabled else float("inf")
         self._port = port
         self._warm = warm
         self._cold = cold
         self._archiver = archiver
         self._keys = keys
         self._wait = settings.retry_for
-        # Plain tuples of the fields of `Remembered`.
+        # Plain tuples of the fields of `UnarchivedCommit`.
         self._kept: defaultdict[int, deque[tuple[Any, ...]]] = defaultdict(deque)
         self._last: dict[int, tuple[str, int]] = {}  # epoch and offset of the last commit, if no commits are kept
         self._mutex = Mutex()
@@ -178,12 +178,12 @@ class UnarchivedCommits:
 
     # Called for each commit
 
-    def remember(self, keys: RecordKeys, op: OpId, done: Committed) -> bool:
+    def add(self, keys: RecordKeys, op: OpId, done: Committed) -> bool:
         """Keep a commit that is being acknowledged, and drop those that its answer shows to be archived.
 
-        False if the answer repeats a lost one and therefore lacks the time: the caller must then `recall` the commit.
+        False if the answer repeats a lost one and therefore lacks the time: the caller then calls `add_from_journal`.
         """
-        if not self.remembers or not done.offset:
+        if not self.enabled or not done.offset:
             self._note(keys.partition, done.epoch, done.offset)
             return True  # SQL has it (offset 0), or no commits are kept
         if done.time_ms is None:
@@ -208,33 +208,33 @@ class UnarchivedCommits:
         if offset and (last[0] != epoch or last[1] < offset):
             self._last[partition] = epoch, offset
 
-    async def remember_event(self, keys: PartitionKeys, epoch: str, entry: JournalEntry, archived: int) -> None:
-        """Keep an event that was written without a commit, as `remember` keeps a commit."""
-        if not self.remembers:
+    async def add_event(self, keys: PartitionKeys, epoch: str, entry: JournalEntry, archived: int) -> None:
+        """Keep an event that was written without a commit, as `add` keeps a commit."""
+        if not self.enabled:
             self._note(keys.partition, epoch, entry.offset)
             return
         if entry.offset:
             self._append(keys.partition, _of_entry(epoch, entry), archived)
-        elif not await self._recall(keys, entry.event):
+        elif not await self._add_from_journal(keys, entry.event):
             id = f"{entry.event.removesuffix('emit')}0"
             if await self._port.sql(self._cold.event, keys.partition, id, entry.time_ms - CLOCKS_MS) is not None:
                 return
             raise WarmUnavailable(f"partition {keys.partition}: the server that reported an event was replaced")
 
-    async def recall(self, keys: RecordKeys, op: OpId, done: Committed) -> bool:
+    async def add_from_journal(self, keys: RecordKeys, op: OpId, done: Committed) -> bool:
         """Keep a commit by reading its entry from the journal.
 
         False if neither the journal nor SQL has it: the server that answered was replaced by one without the commit.
         Raises WarmUnavailable or ColdUnavailable if Redis or SQL is down, which counts as another lost answer.
         """
         event = self._warm.ops.event(op)
-        if await self._recall(keys, event):
+        if await self._add_from_journal(keys, event):
             return True
         # It was archived and trimmed, or another server's journal was read. SQL decides which.
         entry = JournalEntry(done.offset, event, keys.ref.text, done.version, 0, "", "", 0, b"", 0)
         return not await self._port.sql(self._cold.lacking, keys.partition, done.epoch, [entry])
 
-    async def _recall(self, keys: RecordKeys | PartitionKeys, event: str) -> bool:
+    async def _add_from_journal(self, keys: RecordKeys | PartitionKeys, event: str) -> bool:
         epoch, found = await self._warm.partitions.find(keys, event)
         if found is not None:
             self._append(keys.partition, _of_entry(epoch, found), 0)
@@ -280,7 +280,7 @@ class UnarchivedCommits:
         return self._entries(kept)
 
     def _entries(self, kept: Sequence[tuple[Any, ...]]) -> list[JournalEntry]:
-        return [Remembered(*each).entry() for each in kept]
+        return [UnarchivedCommit(*each).entry() for each in kept]
 
     # In the background
 
@@ -367,8 +367,8 @@ class Gathering:
 
     def begin(self) -> None:
         """Answer requests and drop archived commits from now on, in the background."""
-        if self._unarchived.remembers:
-            self._job = self._port.spawn(self._run, "distributed-state-memory")
+        if self._unarchived.enabled:
+            self._job = self._port.spawn(self._run, "distributed-state-unarchived")
 
     async def close(self) -> None:
         """Stop."""
@@ -450,7 +450,7 @@ class Gathering:
 
     async def _run(self) -> None:
         looked = 0.0
-        said = ""
+        logged = ""
         asked = True
         if self._link is not None:
             self._link.listen(self._keys.gatherings_channel, lambda *_: self._asked.set())
@@ -464,10 +464,10 @@ class Gathering:
                 if now - looked >= _LOOK:
                     looked = now
                     await self._unarchived.look()
-                said = ""
+                logged = ""
             except StateError as error:
-                log.log(logging.DEBUG if said else logging.WARNING, "memory: %s", error)
-                said = str(error)
+                log.log(logging.DEBUG if logged else logging.WARNING, "unarchived commits: %s", error)
+                logged = str(error)
             asked = await self._asked.wait(_LOOK if self._is_subscribed() and not asked else _EVERY) or asked
 
     def _is_subscribed(self) -> bool:

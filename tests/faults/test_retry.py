@@ -66,7 +66,7 @@ async def cut_everywhere(store: Any, proxy: Proxy, call: Call) -> int:
 
     async def cut(commands: Any) -> Any:
         nonlocal said_now
-        if threading.current_thread().name != "distributed-state-memory":  # it looks for itself, now and then
+        if threading.current_thread().name != "distributed-state-unarchived":  # it looks for itself, now and then
             said_now += 1
             if said_now == cut_at:
                 proxy.cut()

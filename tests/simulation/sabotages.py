@@ -547,13 +547,13 @@ SABOTAGES: dict[str, Sabotage] = {
         5,
     ),
     "a writer does not remember what it was acknowledged": Sabotage(
-        (Python(commit._commit, "and unarchived.remember(keys, op, answer)", "and not reached()"),), _CUT, 2
+        (Python(commit._commit, "and unarchived.add(keys, op, answer)", "and not reached()"),), _CUT, 2
     ),
     "what a batch wrote is not remembered": Sabotage(
         (
             Python(
                 commit._supply_and_resend,
-                "not draft.kind or tiers.unarchived.remember(keys, op, answer)",
+                "not draft.kind or tiers.unarchived.add(keys, op, answer)",
                 "not reached()",
             ),
         ),
@@ -561,7 +561,7 @@ SABOTAGES: dict[str, Sabotage] = {
         3,
     ),
     "a commit whose answer came with its repetition is not remembered": Sabotage(
-        (Python(unarchived.UnarchivedCommits.remember, "return False", "return not reached()"),), _CUT, 9
+        (Python(unarchived.UnarchivedCommits.add, "return False", "return not reached()"),), _CUT, 9
     ),
     "what goes on with a gap is put back": Sabotage(
         (

@@ -1175,7 +1175,7 @@ async def test_one_op_id_for_two_changes_is_an_error(store: Any) -> None:
     await unchanged(store, lambda: warm.commit(keys, draft, other), StateError, "misused")
 
 
-async def test_many_writes_in_flight_are_all_remembered(opener: Any) -> None:
+async def test_many_writes_in_flight_are_all_kept(opener: Any) -> None:
     """While an old write is unanswered, no later answer may be forgotten, or its retry would be applied twice."""
     store = await opener(archiver=False)  # what is archived, SQL remembers
     warm, keys = tiers(store).warm, keys_of(store, "s")

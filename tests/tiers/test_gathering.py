@@ -191,7 +191,7 @@ async def everything_is_put_back(opener: Any, **settings: Any) -> None:
         return len(await home.presence.known()) == 3
 
     await until(all_known, LONG)
-    if home.unarchived.remembers:
+    if home.unarchived.enabled:
         gather = home.gathering.gather
         home.gathering.gather = lambda *given, silence: gather(*given, silence=LONG)
     lost(stores[0], heard=True)

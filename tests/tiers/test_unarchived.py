@@ -1,4 +1,4 @@
-"""What writers remember of acknowledged commits: until they are archived, and byte for byte as the journal has them."""
+"""Unarchived commits: writers keep them until they are archived, byte for byte as the journal has them."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ async def journal(store: Any) -> list[JournalEntry]:
     return found
 
 
-def remembered(store: Any) -> list[JournalEntry]:
-    """All that a replica remembers, by partition and offset."""
+def unarchived(store: Any) -> list[JournalEntry]:
+    """All unarchived commits of a replica, by partition and offset."""
     memory = tiers(store).unarchived
     found: list[JournalEntry] = []
     for partition in sorted(memory.partitions()):
@@ -106,7 +106,7 @@ async def every_kind_of_commit(store: Any, *, encrypted: bool = False) -> None:
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "encrypted"])
 @real
-async def test_what_is_remembered_is_what_the_journal_holds(opener: Any, encrypted: bool) -> None:
+async def test_what_is_unarchived_is_what_the_journal_holds(opener: Any, encrypted: bool) -> None:
     """Every kind of step, byte for byte: events with their numbers, lifetimes, owners, dates of messages."""
     store = await opener(archiver=False, unarchived_bytes=MEMORY, encryption=Encryption(KEYS) if encrypted else None)
 
@@ -116,7 +116,7 @@ async def test_what_is_remembered_is_what_the_journal_holds(opener: Any, encrypt
     tiers(store).warm.partitions.trim = kept  # a fork and a rollback archive what they read from; all is to be compared
     await every_kind_of_commit(store, encrypted=encrypted)
     written = {entry.event: entry for entry in await journal(store)}
-    found = {entry.event: entry for entry in remembered(store)}
+    found = {entry.event: entry for entry in unarchived(store)}
     assert found.keys() == written.keys()
     for event, entry in found.items():
         assert entry == written[event]
@@ -128,7 +128,7 @@ async def test_what_is_remembered_is_what_the_journal_holds(opener: Any, encrypt
 
 
 @real
-async def test_the_commit_that_begins_an_expired_session_again_is_remembered_whole(opener: Any) -> None:
+async def test_the_commit_that_begins_an_expired_session_again_is_kept_whole(opener: Any) -> None:
     store = await opener(archiver=False, unarchived_bytes=MEMORY, session_idle=0.05, expired="begin again")
     for session in store.session("s", user="u1"), store.session("items"):
         await session.write(set={"a": 1}, items=[PutItem(collection="x", key="a", value=1)])
@@ -138,7 +138,7 @@ async def test_the_commit_that_begins_an_expired_session_again_is_remembered_who
     await store.session("s", user="u2").append(message("again"))
     await store.session("items").write(items=[PutItem(collection="x", key="b", value=1)])
     written = {entry.event: entry for entry in await journal(store)}
-    assert {entry.event: entry for entry in remembered(store)} == written
+    assert {entry.event: entry for entry in unarchived(store)} == written
     begun = [entry for entry in written.values() if entry.version == 3]
     assert [sum(op[:2] == (b"d", DELETED) for op in unpack(entry.data)) for entry in begun] == [1, 1]
 
@@ -147,14 +147,14 @@ async def test_the_commit_that_begins_an_expired_session_again_is_remembered_who
 async def test_entries_travel_as_they_are(opener: Any) -> None:
     store = await opener(archiver=False, unarchived_bytes=MEMORY)
     await every_kind_of_commit(store)
-    found = remembered(store)
+    found = unarchived(store)
     assert found
     assert unpack_entries(pack_entries(found)) == found
 
 
 @pytest.mark.wide
 @real
-async def test_what_is_archived_is_remembered_no_more(opener: Any) -> None:
+async def test_what_is_archived_is_no_longer_unarchived(opener: Any) -> None:
     """By the answer to the next commit; and who writes no more lets go of it as well."""
     store = await opener(archiver=False, unarchived_bytes=MEMORY)
     memory = tiers(store).unarchived
@@ -164,14 +164,14 @@ async def test_what_is_archived_is_remembered_no_more(opener: Any) -> None:
     assert (len(memory), memory.bytes > 0) == (5, True)
     await store.admin.archive()
     await session.set("n", 5)
-    assert [entry.version for entry in remembered(store)] == [6]
+    assert [entry.version for entry in unarchived(store)] == [6]
     await store.admin.archive()
     await until(lambda: not len(memory), 60.0)
     assert memory.bytes == 0
 
 
 @real
-async def test_who_remembers_nothing_asks_nobody(opener: Any) -> None:
+async def test_a_replica_without_unarchived_commits_asks_nobody(opener: Any) -> None:
     store = await opener(archiver=False, unarchived_bytes=MEMORY, beat=0)
     await store.session("s").set("n", 1)
     await store.admin.archive()
@@ -183,7 +183,7 @@ async def test_who_remembers_nothing_asks_nobody(opener: Any) -> None:
 
 
 @real
-async def test_a_batch_and_many_tasks_are_remembered_whole(opener: Any) -> None:
+async def test_a_batch_and_many_tasks_are_kept_whole(opener: Any) -> None:
     store = await opener(archiver=False, unarchived_bytes=MEMORY)
 
     async def write(me: int) -> None:
@@ -194,14 +194,14 @@ async def test_a_batch_and_many_tasks_are_remembered_whole(opener: Any) -> None:
 
     await asyncio.gather(*(write(me) for me in range(4)))
     written = {entry.event: entry for entry in await journal(store)}
-    assert {entry.event: entry for entry in remembered(store)} == written
+    assert {entry.event: entry for entry in unarchived(store)} == written
     assert len(written) == 80
     kept = [each for some in tiers(store).unarchived._kept.values() for each in some]
     assert tiers(store).unarchived.bytes == sum(each[2] for each in kept)
 
 
 @single
-async def test_a_commit_whose_answer_was_lost_is_remembered_as_it_was(opener: Any) -> None:
+async def test_a_commit_whose_answer_was_lost_is_kept_as_it_was(opener: Any) -> None:
     """With the offset and the time at which it was applied, not those of the repetition."""
     other = await opener(archiver=False, unarchived_bytes=MEMORY)
     with Proxy(opener.url) as proxy:
@@ -214,7 +214,7 @@ async def test_a_commit_whose_answer_was_lost_is_remembered_as_it_was(opener: An
         await other.session("s").set("n", 2)
         loss.go.set()
         await task
-        mine = {entry.event: entry for entry in remembered(store)}
+        mine = {entry.event: entry for entry in unarchived(store)}
         written = {entry.event: entry for entry in await journal(store)}
         assert sorted(entry.version for entry in mine.values()) == [1, 2]
         assert all(written[event] == entry for event, entry in mine.items())
@@ -241,22 +241,22 @@ async def test_a_commit_that_only_a_replaced_server_had_is_sent_again(opener: An
         loss.go.set()
         assert await task == 2
         assert len(asked) == 2
-        assert [entry.version for entry in remembered(store)] == [1, 2]
+        assert [entry.version for entry in unarchived(store)] == [1, 2]
 
 
 @real
-async def test_events_that_were_written_alone_are_remembered(opener: Any) -> None:
+async def test_events_that_were_written_alone_are_kept(opener: Any) -> None:
     store = await opener(archiver=False, unarchived_bytes=MEMORY, encryption=Encryption(KEYS))
     await store.emit("shop.opened", {"n": 1})
     with store.acting_as("ada"):
         await store.emit("shop.closed", {"n": 2}, subject=store.session("s"))
     written = {entry.event: entry for entry in await journal(store)}
-    assert {entry.event: entry for entry in remembered(store)} == written
+    assert {entry.event: entry for entry in unarchived(store)} == written
     assert sorted(entry.actor for entry in written.values()) == ["", "ada"]
 
 
 @single
-async def test_an_event_whose_answer_was_lost_is_remembered_as_it_was(opener: Any) -> None:
+async def test_an_event_whose_answer_was_lost_is_kept_as_it_was(opener: Any) -> None:
     with Proxy(opener.url) as proxy:
         store = await opener(url=proxy.url, archiver=False, unarchived_bytes=MEMORY)
         await store.emit("shop.opened")
@@ -266,7 +266,7 @@ async def test_an_event_whose_answer_was_lost_is_remembered_as_it_was(opener: An
         loss.go.set()
         await task
         written = {entry.event: entry for entry in await journal(store)}
-        found = {entry.event: entry for entry in remembered(store)}
+        found = {entry.event: entry for entry in unarchived(store)}
         assert len(written) == 2
         assert all(written[event] == entry for event, entry in found.items())
         # Under load the first answer may have come too late as well, and SQL was asked for it.
@@ -279,7 +279,7 @@ async def test_an_event_whose_answer_was_lost_is_remembered_as_it_was(opener: An
 
 @pytest.mark.wide
 @pytest.mark.only(warm="single", face="blocking")
-async def test_what_is_remembered_is_counted_truthfully(opener: Any) -> None:
+async def test_what_is_unarchived_is_counted_truthfully(opener: Any) -> None:
     """By what is freed when it is let go: at least that much was counted, and not many times as much."""
     store = await opener(archiver=False, unarchived_bytes=MEMORY, beat=0, max_staleness=0)
     memory = tiers(store).unarchived
@@ -342,20 +342,20 @@ async def test_at_its_bound_with_sql_away_a_writer_is_refused_and_nothing_is_for
                 await session.set("n", n)
                 written += 1
         assert 2 < written < 40
-        assert [entry.version for entry in remembered(store)] == list(range(1, written + 1))
+        assert [entry.version for entry in unarchived(store)] == list(range(1, written + 1))
     await session.set("n", -1)
     assert await session.version(fresh=True) == written + 1
 
 
 @pytest.mark.only(warm="fake")
-async def test_an_embedded_store_remembers_nothing(store: Any) -> None:
+async def test_an_embedded_store_keeps_nothing(store: Any) -> None:
     """What its server loses, its process lost with it."""
     await store.session("s").set("n", 1)
-    assert (len(tiers(store).unarchived), tiers(store).unarchived.remembers) == (0, False)
+    assert (len(tiers(store).unarchived), tiers(store).unarchived.enabled) == (0, False)
 
 
 @real
-async def test_switched_off_nothing_is_remembered(opener: Any) -> None:
+async def test_switched_off_nothing_is_kept(opener: Any) -> None:
     store = await opener(archiver=False, unarchived_bytes=0)
     await store.session("s").set("n", 1)
     assert len(tiers(store).unarchived) == 0
