@@ -19,7 +19,7 @@ QUIET = {"archiver": False, "durability": "memory", "unarchived_bytes": 0}
 
 @dataclass(frozen=True)
 class Lost:
-    """What a life of Redis had of a partition that SQL does not have, as whoever knows of it hands it over."""
+    """Entries of a partition that Redis lost and SQL lacks, as a replica that has them hands them over."""
 
     partition: int
     epoch: str
@@ -30,7 +30,7 @@ class Lost:
 
 
 async def lose(store: Any, id: str, work: Callable[[], Awaitable[Any]], scope: str = "session") -> Lost:
-    """Do this work on a record, and then let Redis begin another life in which it was not done."""
+    """Do this work on a record, and then let Redis lose it and begin another data id."""
     await store.admin.archive()
     home, keys = tiers(store), keys_of(store, id, scope)
     before = home.cold.cursor(keys.partition)

@@ -825,12 +825,12 @@ class Background(Recorder):
 @pytest.mark.parametrize("way", [entered, hosted])
 async def test_main_loop_runs_inside_a_with_and_ends_with_it(store: Any, way: Any) -> None:
     agent = made(Background, store)
-    for life in range(2):
+    for run in range(2):
         agent.saw.clear()
         async with way(agent):
             rounds = agent.rounds
             await until(lambda rounds=rounds: agent.rounds > rounds + 2)
-            await store.session(f"c{life}").create()
+            await store.session(f"c{run}").create()
             await until(lambda: agent.of("new"))
         assert agent.saw[-2:] == [("main_loop ends", True), ("cleanup",)]
         assert agent.agent_context.host is None
@@ -854,7 +854,7 @@ async def test_what_main_loop_raises_does_not_end_the_body_of_a_with_but_comes_o
             raise ZeroDivisionError
     agent.fails = False
     async with entered(agent):
-        """A failure of a former life is over."""
+        """A failure of an earlier run is over."""
 
 
 async def test_an_agent_stopped_by_its_start_begins_no_main_loop(store: Any) -> None:

@@ -37,7 +37,7 @@ class Twins:
         act(self.packed)
 
     def write(self, chance: random.Random) -> None:
-        """One random commit, or a fork, a rollback, a deletion, a life that begins anew."""
+        """One random commit, or a fork, a rollback, a deletion, a record that begins again."""
         record = chance.choice(RECORDS)
         kind = chance.random()
         value = "x" * chance.choice((1, 5, 200, 30_000 if kind < 0.3 else 50))
@@ -250,7 +250,7 @@ def test_a_life_that_replaces_packed_versions_sets_them_aside_whole(journal: Jou
     compact(journal.store)
     journal.renew()
     journal.states["session:a"] = replace(journal.states["session:a"], version=5, fields=journal.past["session:a", 5])
-    journal.commit("session:a", put("k", "another life"), messages=1)
+    journal.commit("session:a", put("k", "another record"), messages=1)
     journal.flush()
     assert [entry.version for entry in journal.store.history("session:a")] == [1, 2, 3, 4, 5, 6]
     aside = {entry.version: entry.data for entry in journal.store.quarantined()}

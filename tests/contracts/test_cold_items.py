@@ -189,9 +189,9 @@ def test_a_new_life_sets_items_aside_with_their_changes(model: Model) -> None:
     journal.flush()
     journal.renew()
     journal.states[A] = replace(journal.states[A], version=2, fields=journal.past[A, 2])
-    journal.commit(A, put_item(b"b", b"other life"))
+    journal.commit(A, put_item(b"b", b"other record"))
     journal.flush()
-    assert kept(journal.store) == [(b"a", 1, b"frame 0"), (b"a", 2, b"frame 1"), (b"b", 3, b"other life")]
+    assert kept(journal.store) == [(b"a", 1, b"frame 0"), (b"a", 2, b"frame 1"), (b"b", 3, b"other record")]
     assert [unpack(each.data)[0].value for each in journal.store.quarantined()] == [b"frame 2", b"frame 3"]
 
 

@@ -99,7 +99,7 @@ async def test_the_servers_of_a_cluster_share_the_keys(ground: Any) -> None:
     assert len(set(data_ids)) == 3
     assert await port.has_data_elsewhere(data_ids[0], nodes[1])
     assert not await port.has_data_elsewhere(data_ids[0], nodes[0])
-    assert not await port.has_data_elsewhere("another/life", nodes[0])
+    assert not await port.has_data_elsewhere("another/data", nodes[0])
 
 
 @on(CLUSTER)

@@ -23,7 +23,7 @@ async def quiet(opener: Any, **settings: Any) -> Any:
     return await opener(**{"archiver": False, "durability": "memory"} | settings)
 
 
-async def a_life(store: Any, id: str = "s", **options: Any) -> list[tuple[str, int]]:
+async def whole_history(store: Any, id: str = "s", **options: Any) -> list[tuple[str, int]]:
     """A session to which everything happens; the types of its events and the versions that they tell of."""
     session = store.session(id, **options)
     await session.append(said("hi"))
@@ -63,7 +63,7 @@ async def everything(store: Any, **asked: Any) -> list[Event]:
 
 async def test_what_happens_to_a_conversation_is_kept_in_order(store: Any) -> None:
     with store.acting_as("wor:ker\x00"):
-        expected = await a_life(store, "a:b\x00")
+        expected = await whole_history(store, "a:b\x00")
     found = await store.admin.audit(conversation="a:b\x00")
     assert told(found) == expected
     assert await everything(store) == found
@@ -101,7 +101,7 @@ async def test_an_event_that_was_written_alone_is_no_change_of_anything(store: A
 
 async def test_events_are_found_by_what_they_are_about_and_of_which_type(store: Any) -> None:
     for id in ("s", "t", "u"):
-        await a_life(store, id)
+        await whole_history(store, id)
     await store.user("s").set("a", 1)
     await store.emit("conversation", subject="session:s")
     await store.emit("conversations.x", subject="session:s")
@@ -209,7 +209,7 @@ async def test_the_policy_is_asked_for_the_record_or_for_all(opener: Any) -> Non
 
 async def test_forgetting_a_user_takes_the_events_too(opener: Any) -> None:
     store = await opener()
-    await a_life(store, "s-mango", user="mango")
+    await whole_history(store, "s-mango", user="mango")
     await store.session("t-mango", user="mango").write(set={"a": 1}, phase="mango")
     await store.emit("lock.lost", {"why": "mango"}, subject="session:s-mango")
     await store.emit("note.added", {"note": "mango"}, subject="user:mango")
@@ -229,7 +229,7 @@ async def test_forgetting_a_user_takes_the_events_too(opener: Any) -> None:
 async def test_erasing_records_without_their_events_leaves_traces(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the ids are in what was told."""
     store = await opener()
-    await a_life(store, "s-mango", user="mango")
+    await whole_history(store, "s-mango", user="mango")
     gone = erasure.delete
     never = tables.events.c.namespace == ""
     monkeypatch.setattr(
@@ -240,7 +240,7 @@ async def test_erasing_records_without_their_events_leaves_traces(opener: Any, m
 
 
 async def test_a_purge_takes_old_events(store: Any) -> None:
-    expected = await a_life(store)
+    expected = await whole_history(store)
     await store.emit("lock.lost", subject="session:s")
     assert (await store.admin.purge(older_than=3600))["events"] == 0
     assert told(await store.admin.audit())[:-1] == expected
@@ -256,7 +256,7 @@ async def test_a_purge_takes_old_events(store: Any) -> None:
 
 async def test_an_import_tells_of_nothing(store: Any) -> None:
     """What happened, happened where it was exported; the stream of this store has numbers of its own."""
-    await a_life(store)
+    await whole_history(store)
     await store.session("s").create({"b": 1})
     lines = await store.admin.export("s")
     assert not any('["e",' in line for line in lines)
@@ -276,7 +276,7 @@ async def test_an_import_tells_of_nothing(store: Any) -> None:
 
 
 async def test_the_past_can_be_read_and_restored_with_events_in_it(store: Any) -> None:
-    await a_life(store)
+    await whole_history(store)
     session = store.session("s")
     await session.rollback(version=4)
     assert await session.get_all() == {"a": 1}
@@ -292,7 +292,7 @@ async def test_the_past_can_be_read_and_restored_with_events_in_it(store: Any) -
 async def test_encryption_anew_leaves_events_as_they_are(opener: Any) -> None:
     old = Encryption(KeyRing({"old": bytes(32)}))
     store = await opener(encryption=old)
-    await a_life(store)
+    await whole_history(store)
     await store.session("t").write(set={"a": "secret"}, append=[said("x")], phase="p")
     before = await store.admin.audit()
     await store.close()

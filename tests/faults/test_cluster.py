@@ -331,7 +331,7 @@ async def test_primaries_hand_over_under_load_and_nobody_notices(place: Any) -> 
             wait_for_calls(cluster, 50)
         running.end()
         assert running.acknowledged() > 100
-        # Another life of the data has begun, whatever was lost: leases of the one before are over.
+        # Another data id has begun, so all earlier leases have ended.
         running.failed[:] = [each for each in running.failed if " Fenced(" not in each]
         await running.check()
 
@@ -372,7 +372,7 @@ async def test_when_a_primary_ends_the_others_go_on_and_its_replica_takes_over(k
             elected = now()
             wait_for_calls(cluster, 100)
             wait_for(2.0)
-        # The leases of the life that ended are over.
+        # The leases of the earlier data id have ended.
         left = [each for each in waiting.failed if " Fenced(" not in each]
         assert not left + going_on.failed, (left + going_on.failed)[:3]
         assert going_on.gap(others, ended, elected) < (elected - ended) / 2, "the others go on"

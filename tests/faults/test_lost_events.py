@@ -205,7 +205,7 @@ async def an_epoch_that_went_on_elsewhere(opener: Any, *, joins_before: bool) ->
         other = await opener(url=server.url, partitions=1, archiver=False)
         listener = Listener(other) if joins_before else None
         await other.ready()
-        await store.emit("life.first", {}, subject="s")
+        await store.emit("data.first", {}, subject="s")
         await until(lambda: listener is None or len(listener.heard) == 1)
         await store.admin.archive()
         client.flushall()
@@ -216,11 +216,11 @@ async def an_epoch_that_went_on_elsewhere(opener: Any, *, joins_before: bool) ->
         # A former primary took this one, and its worker archived it.
         cold = tiers(store).cold
         cursor = await tiers(store).port.sql(cold.cursor, 0)
-        event = pack([(b"e", b"2 life.elsewhere s", b"{}")])
+        event = pack([(b"e", b"2 data.elsewhere s", b"{}")])
         entry = JournalEntry(cursor.offset + 1, "former.1.emit", "", 0, now_ms(), "emit", "", 0, event, 0)
         await tiers(store).port.sql(cold.archive, [Batch(0, cursor.epoch, cursor.offset, [entry], cursor.event)])
-        await store.emit("life.second", {}, subject="s")
-        await until(lambda: "life.second" in [event.type for event in listener.heard])
+        await store.emit("data.second", {}, subject="s")
+        await until(lambda: "data.second" in [event.type for event in listener.heard])
         types = [event.type for event in listener.heard]
         await store.close()
         return types
@@ -236,7 +236,7 @@ def now_ms() -> int:
 @pytest.mark.parametrize("joins_before", [False, True])
 async def test_an_epoch_that_goes_on_at_a_former_primary_is_a_resync(opener: Any, joins_before: bool) -> None:
     types = await an_epoch_that_went_on_elsewhere(opener, joins_before=joins_before)
-    assert types == [*(["life.first", RESYNC] if joins_before else []), RESYNC, "life.second"]
+    assert types == [*(["data.first", RESYNC] if joins_before else []), RESYNC, "data.second"]
 
 
 @single
@@ -245,7 +245,7 @@ async def test_a_position_that_knows_no_events_would_not_show_it(opener: Any, mo
     """Negative control of the test above."""
     monkeypatch.setattr(Position, "known", None)
     types = await an_epoch_that_went_on_elsewhere(opener, joins_before=False)
-    assert types == ["life.second"]
+    assert types == ["data.second"]
 
 
 @pytest.mark.wide
@@ -407,12 +407,12 @@ async def several_epochs_that_nobody_looked_at(opener: Any) -> None:
         store, other = [await opener(partitions=1, archiver=False) for _ in range(2)]
         listener = Listener(store)
         await store.ready()
-        await other.emit("life", {"n": 0}, subject="s")
+        await other.emit("data", {"n": 0}, subject="s")
         await until(lambda: len(listener.heard) == 1)
         look_again = looks_no_more(store)
         for n in range(1, 4):
             await restarted(server, "kept")
-            await other.emit("life", {"n": n}, subject="s")
+            await other.emit("data", {"n": n}, subject="s")
         look_again()
         await until(lambda: bool(listener.heard) and listener.heard[-1].data.get("n") == 3, 20)
         assert [each.data.get("n") for each in listener.heard] == [0, 1, 2, 3], "and no resync"
@@ -570,15 +570,15 @@ async def an_epoch_that_nobody_heard_of(opener: Any) -> None:
 
         feed._catch_up = cut_off  # type: ignore[method-assign]
         await until(lambda: proxy.mute(b"SSUBSCRIBE"))
-        for event_type in ("life.first", "life.second"):
+        for event_type in ("data.first", "data.second"):
             with redis.Redis.from_url(server.url) as client:
                 client.flushall()
             for n in range(20):
                 await other.emit(event_type, {"n": n}, subject=f"subject {n}")
         feed._catch_up = catch_up  # type: ignore[method-assign]
         proxy.cut(b"SSUBSCRIBE")
-        await until(lambda: [event.type for event in listener.heard].count("life.second") == 20)
-        assert [event.type for event in listener.told()] == ["life.second"] * 20
+        await until(lambda: [event.type for event in listener.heard].count("data.second") == 20)
+        assert [event.type for event in listener.told()] == ["data.second"] * 20
         assert listener.resyncs == 1
         await store.close()
 
@@ -608,19 +608,19 @@ async def test_a_position_from_before_any_event_shows_an_epoch_that_ended_since(
     with own_server(opener) as server, redis.Redis.from_url(server.url) as client:
         store = await opener(url=server.url, partitions=4)
         for epochs, expected in ((1, []), (2, [RESYNC])):
-            async with store.events("life.*") as events:
+            async with store.events("data.*") as events:
                 position = events.position
             for _ in range(epochs):
                 client.flushall()
                 for n in range(20):
-                    await store.emit("life.of", {"n": n}, subject=f"subject {n}")
+                    await store.emit("data.of", {"n": n}, subject=f"subject {n}")
             found = []
-            async with store.events("life.*", since=position) as events:
+            async with store.events("data.*", since=position) as events:
                 while len(found) < 20 + len(expected):
                     event = await events.next(timeout=10)
                     assert event is not None
                     found.append(event.type)
-            assert found == [*expected, *["life.of"] * 20]
+            assert found == [*expected, *["data.of"] * 20]
             await store.admin.archive()
             client.flushall()
         await store.close()

@@ -175,7 +175,7 @@ async def test_what_was_found_for_another_epoch_is_not_put_into_this_one(opener:
     await store.admin.archive()
     with redis_of(store) as client:
         client.delete(place.lifetimes)
-    old = {place.partition: "1-of-another-life"}
+    old = {place.partition: "1-of-another-data-id"}
     with nullcontext() if guard else sabotage("fill", "then return {'epoch'} end", "then local nothing end"):
         await run(store, Sweeps(store).reaper._fill(old))
     assert (score(store, "s") is None) == guard

@@ -69,7 +69,7 @@ def test_one_that_brings_no_less_is_good_enough(hot: Hot) -> None:
     hot.land("s", slow, at(5))
     assert slow.result is not None
     hot.land("s", other, at(1, "2-b"))
-    assert other.result is not None, "another life of Redis counts anew"
+    assert other.result is not None, "another data id counts from the start"
 
 
 def test_what_is_kept_gives_way_to_a_newer_one_that_is_not(hot: Hot, heard: Freshness) -> None:

@@ -33,7 +33,7 @@ def texts(messages: Any) -> list[str]:
 
 
 async def trip(store: Any, id: str = "s", *, user: str | None = "u") -> tuple[Any, Lost]:
-    """A session of two versions that goes on as 3 to 5, loses these, and goes on as 3 and 4 in another life."""
+    """A session of two versions that goes on as 3 to 5, loses these, and goes on as 3 and 4 under another data id."""
     session = store.session(id, user=user, actor="ada")
     await session.write(set={"city": "Oslo", "n": 1}, append=[said("one"), said("two")], phase="planning")
     await session.write(set={"n": 2}, append=[said("three")])

@@ -456,7 +456,7 @@ async def test_a_fork_of_a_fork(opener: Any) -> None:
 
 
 async def test_a_fork_never_lands_on_an_id_that_was_used(store: Any) -> None:
-    """Message numbers of the earlier life would be used twice."""
+    """Message numbers of the earlier record would be used twice."""
     source, target = store.session("source"), store.session("target")
     await source.append(said("a"), said("b"))
     for number in range(5):
@@ -492,12 +492,12 @@ async def test_forks_stay_whole_when_their_parent_is_purged_or_deleted(opener: A
             await store.delete("parent")
         else:
             await parent.create({"new": 1})
-            await parent.append(said("new life"))
+            await parent.append(said("new record"))
         await evict(store, "parent", "child", "grandchild")
         assert await texts(child) == [*"0123", "c"], step
         assert await texts(grandchild) == [*"0123", "c", "g"], step
         assert await texts(grandchild, last=3) == ["3", "c", "g"]
-    assert await texts(parent) == ["new life"]
+    assert await texts(parent) == ["new record"]
     await child.append(said("c2"))
     await grandchild.append(said("g2"))
     assert await texts(child) == [*"0123", "c", "c2"]

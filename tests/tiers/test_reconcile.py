@@ -30,8 +30,8 @@ def entry(history: str, offset: int, record: str, version: int, event: int = 0) 
 
 
 @dataclass
-class Life:
-    """A Redis: it counts on from what it has."""
+class Server:
+    """A Redis server, which continues the numbers of the data that it has."""
 
     entries: list[JournalEntry] = field(default_factory=list)
     versions: Counter[str] = field(default_factory=Counter)
@@ -43,13 +43,13 @@ class Life:
         event = self.events if with_event else 0
         self.entries.append(entry(history, len(self.entries) + 1, record, self.versions[record], event))
 
-    def older(self, count: int) -> Life:
+    def older(self, count: int) -> Server:
         """As it was after so many commits."""
-        life = Life(list(self.entries[:count]))
-        for each in life.entries:
-            life.versions[each.record] = each.version
-            life.events = max([life.events, *events_of(each)])
-        return life
+        server = Server(list(self.entries[:count]))
+        for each in server.entries:
+            server.versions[each.record] = each.version
+            server.events = max([server.events, *events_of(each)])
+        return server
 
 
 def events_of(each: JournalEntry) -> list[int]:
@@ -69,7 +69,7 @@ commits = st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=14
 @st.composite
 def losses(draw: st.DrawFn) -> tuple[list[JournalEntry], list[JournalEntry], list[JournalEntry]]:
     """What SQL has, what the surviving journal has, and what living writers remember."""
-    first = Life()
+    first = Server()
     for record, with_event in draw(commits):
         first.commit("A", record, with_event)
     second = first.older(draw(st.integers(0, len(first.entries))))
@@ -77,32 +77,32 @@ def losses(draw: st.DrawFn) -> tuple[list[JournalEntry], list[JournalEntry], lis
         second.commit("B", record, with_event)
     archives = draw(st.sampled_from([first, second]))
     archived = archives.entries[: draw(st.integers(0, len(archives.entries)))]
-    survivor = draw(st.sampled_from([first, second, Life()]))
+    survivor = draw(st.sampled_from([first, second, Server()]))
     tail = survivor.entries[: draw(st.integers(0, len(survivor.entries)))]
-    everything = {each.event: each for life in (first, second) for each in life.entries}
+    everything = {each.event: each for server in (first, second) for each in server.entries}
     writers = draw(st.sets(st.sampled_from(sorted(everything)))) if everything else set()
     return archived, tail, [everything[event] for event in sorted(writers)]
 
 
-def run(archived: list[JournalEntry], tail: list[JournalEntry], memory: list[JournalEntry]) -> Reconciled:
-    return reconcile(EPOCH, len(archived), known_of(archived, tail + memory), tail, memory)
+def run(archived: list[JournalEntry], tail: list[JournalEntry], unarchived: list[JournalEntry]) -> Reconciled:
+    return reconcile(EPOCH, len(archived), known_of(archived, tail + unarchived), tail, unarchived)
 
 
 @given(losses())
 def test_nothing_is_dropped_and_nothing_stands_twice(loss: tuple[list[JournalEntry], ...]) -> None:
-    archived, tail, memory = loss
-    found = run(archived, tail, memory)
-    lacking = {each.event for each in tail + memory} - {each.event for each in archived}
+    archived, tail, unarchived = loss
+    found = run(archived, tail, unarchived)
+    lacking = {each.event for each in tail + unarchived} - {each.event for each in archived}
     given_out = [each.event for each in found.continued + found.diverged]
     assert sorted(given_out) == sorted(lacking)
 
 
 @given(losses())
 def test_each_record_goes_on_without_a_gap_and_the_partition_in_order(loss: tuple[list[JournalEntry], ...]) -> None:
-    archived, tail, memory = loss
+    archived, tail, unarchived = loss
     versions = Counter({each.record: each.version for each in archived})
     offset = 0
-    for each in run(archived, tail, memory).continued:
+    for each in run(archived, tail, unarchived).continued:
         assert each.version == versions[each.record] + 1
         versions[each.record] = each.version
         assert each.offset >= offset
@@ -111,17 +111,17 @@ def test_each_record_goes_on_without_a_gap_and_the_partition_in_order(loss: tupl
 
 @given(losses(), st.randoms(use_true_random=False))
 def test_every_replica_chooses_alike(loss: tuple[list[JournalEntry], ...], chance: random.Random) -> None:
-    archived, tail, memory = loss
-    first = run(archived, tail, memory)
-    chance.shuffle(memory)
+    archived, tail, unarchived = loss
+    first = run(archived, tail, unarchived)
+    chance.shuffle(unarchived)
     chance.shuffle(tail)
-    assert run(archived, tail, memory + memory[:3]) == first
+    assert run(archived, tail, unarchived + unarchived[:3]) == first
 
 
 @given(losses())
 def test_events_have_a_number_each(loss: tuple[list[JournalEntry], ...]) -> None:
-    archived, tail, memory = loss
-    numbers = [number for each in archived + run(archived, tail, memory).continued for number in events_of(each)]
+    archived, tail, unarchived = loss
+    numbers = [number for each in archived + run(archived, tail, unarchived).continued for number in events_of(each)]
     assert len(numbers) == len(set(numbers))
 
 
@@ -130,18 +130,20 @@ def test_of_one_history_all_that_is_known_without_a_gap_is_put_back(
     made: list[tuple[str, bool]], data: st.DataObject
 ) -> None:
     """A failover to a replica that was behind: whatever its writers remember, as it was, with its events' numbers."""
-    life = Life()
+    server = Server()
     for record, with_event in made:
-        life.commit("A", record, with_event)
-    archived = life.entries[: data.draw(st.integers(0, len(life.entries)))]
-    tail = life.entries[: data.draw(st.integers(0, len(life.entries)))]
-    dead = data.draw(st.sets(st.sampled_from(sorted(each.event for each in life.entries)))) if life.entries else set()
-    memory = [each for each in life.entries if each.event not in dead]
-    found = run(archived, tail, memory)
-    alive = {each.event for each in archived + tail + memory}
+        server.commit("A", record, with_event)
+    archived = server.entries[: data.draw(st.integers(0, len(server.entries)))]
+    tail = server.entries[: data.draw(st.integers(0, len(server.entries)))]
+    dead = (
+        data.draw(st.sets(st.sampled_from(sorted(each.event for each in server.entries)))) if server.entries else set()
+    )
+    unarchived = [each for each in server.entries if each.event not in dead]
+    found = run(archived, tail, unarchived)
+    alive = {each.event for each in archived + tail + unarchived}
     broken = set[str]()
     expected = []
-    for each in life.entries:
+    for each in server.entries:
         if each.event not in alive:
             broken.add(each.record)
         elif each not in archived and each.record not in broken:
@@ -155,9 +157,9 @@ def test_of_one_history_all_that_is_known_without_a_gap_is_put_back(
 def test_what_the_journal_continues_is_put_back_before_what_writers_remember(
     loss: tuple[list[JournalEntry], ...],
 ) -> None:
-    archived, tail, memory = loss
+    archived, tail, unarchived = loss
     if tail[: len(archived)] == archived:
-        continued = {each.event for each in run(archived, tail, memory).continued}
+        continued = {each.event for each in run(archived, tail, unarchived).continued}
         assert {each.event for each in tail[len(archived) :]} <= continued
 
 
@@ -166,7 +168,7 @@ def test_histories_are_never_mixed_within_a_record(
     common: list[tuple[str, bool]], one: list[tuple[str, bool]], other: list[tuple[str, bool]]
 ) -> None:
     """An older Redis survived and counted on; the writers of what it lost remember all of it."""
-    first = Life()
+    first = Server()
     for record, with_event in common:
         first.commit("C", record, with_event)
     second = first.older(len(first.entries))
@@ -187,7 +189,7 @@ def test_of_two_histories_that_only_writers_know_none_goes_on_as_the_other(
     common: list[tuple[str, bool]], one: list[tuple[str, bool]], other: list[tuple[str, bool]], data: st.DataObject
 ) -> None:
     """No journal survived. At most one entry of a record is put back beyond the point where they part."""
-    first = Life()
+    first = Server()
     for record, with_event in common:
         first.commit("C", record, with_event)
     second = first.older(len(first.entries))
@@ -195,8 +197,8 @@ def test_of_two_histories_that_only_writers_know_none_goes_on_as_the_other(
         first.commit("A", record, with_event)
     for record, with_event in other:
         second.commit("B", record, with_event)
-    memory = data.draw(st.permutations(first.entries + second.entries[len(common) :]))
-    found = run(first.entries[: len(common)], [], list(memory))
+    unarchived = data.draw(st.permutations(first.entries + second.entries[len(common) :]))
+    found = run(first.entries[: len(common)], [], list(unarchived))
     for record in "abc":
         put_back = [each for each in found.continued if each.record == record]
         assert len({each.event[0] for each in put_back}) < 2

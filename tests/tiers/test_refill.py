@@ -429,7 +429,7 @@ async def test_no_change_is_missed_while_links_are_cut_and_others_write(opener: 
         await store.close()
 
 
-# Another life
+# Another data id
 
 
 @single
@@ -571,7 +571,7 @@ async def test_the_embedded_server_cuts_nobody_off(store: Any) -> None:
     home = tiers(store)
     before = home.hot.entries["session:s"]
     (link,) = home.link._nodes.values()
-    home._lost(link.renew())  # as when another life is met
+    home._lost(link.renew())  # as when another data id is met
     home.refill.add([keys_of(store, "s").channel])
     await all_back(store, ["s"])
     assert home.hot.entries["session:s"] is before

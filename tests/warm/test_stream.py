@@ -56,32 +56,32 @@ def test_behind_an_epoch_that_seemed_over_a_consumer_is_told_of_events_that_it_d
     assert Head("4-d", 9, 0, "3-c@7").lost(Position.behind(3, 6)) == "", "the stream continues it"
 
 
-def events(*offsets: int, life: str = "a") -> list[StreamEvent]:
-    return [StreamEvent(each, b"%s.%d\ntype" % (life.encode(), each), b"") for each in offsets]
+def events(*offsets: int, origin: str = "a") -> list[StreamEvent]:
+    return [StreamEvent(each, b"%s.%d\ntype" % (origin.encode(), each), b"") for each in offsets]
 
 
 def test_what_was_taken_last_is_known_by_its_id_up_to_a_position() -> None:
-    heard = RecentEvents()
-    heard.note(0, "1-a", events(1, 2, 3))
-    heard.note(0, "1-a", events(2))  # by a slower consumer
-    heard.note(1, "1-a", events(1, life="other"))
-    heard.note(0, "2-b", events(3, life="b"))
-    assert heard.until(0, Position("1-a", 2)) == {b"a.1", b"a.2"}
-    assert heard.until(0, Position("2-b", 3)) == {b"a.1", b"a.2", b"a.3", b"b.3"}
-    assert heard.until(0, Position.behind(1)) == {b"a.1", b"a.2", b"a.3"}, "of an epoch that is over, all"
-    assert heard.until(0, BEGINNING) == frozenset()
-    assert heard.until(0, Position("1-a", 1), frozenset({b"a.3", b"c.9"})) == {b"a.1", b"a.3"}, "of two losses, both"
-    assert heard.until(2, Position("1-a", 2)) == frozenset()
+    recent = RecentEvents()
+    recent.note(0, "1-a", events(1, 2, 3))
+    recent.note(0, "1-a", events(2))  # by a slower consumer
+    recent.note(1, "1-a", events(1, origin="other"))
+    recent.note(0, "2-b", events(3, origin="b"))
+    assert recent.until(0, Position("1-a", 2)) == {b"a.1", b"a.2"}
+    assert recent.until(0, Position("2-b", 3)) == {b"a.1", b"a.2", b"a.3", b"b.3"}
+    assert recent.until(0, Position.behind(1)) == {b"a.1", b"a.2", b"a.3"}, "of an epoch that is over, all"
+    assert recent.until(0, BEGINNING) == frozenset()
+    assert recent.until(0, Position("1-a", 1), frozenset({b"a.3", b"c.9"})) == {b"a.1", b"a.3"}, "of two losses, both"
+    assert recent.until(2, Position("1-a", 2)) == frozenset()
 
 
 def test_it_is_known_in_whatever_order_it_was_taken_and_bounded() -> None:
-    heard = RecentEvents()
-    heard.note(0, "1-a", events(6))  # heard
-    heard.note(0, "1-a", events(*range(1, 6)))  # read, by who was behind
-    assert len(heard.until(0, Position("1-a", 6))) == 6
-    heard.note(0, "1-a", events(*range(7, 1000)))
-    assert len(heard.until(0, Position("1-a", 1000))) == 256
-    heard.note(0, "1-a", events(*range(1, 300)))  # who reads all that is kept drives out nothing
-    assert heard.until(0, Position("1-a", 1000)) == {each.id for each in events(*range(744, 1000))}
-    heard.note(0, "1-z", events(1, life="z"))  # SQL and Redis were emptied, and epochs count anew
-    assert b"z.1" in heard.until(0, Position("1-z", 1))
+    recent = RecentEvents()
+    recent.note(0, "1-a", events(6))  # received
+    recent.note(0, "1-a", events(*range(1, 6)))  # read, by who was behind
+    assert len(recent.until(0, Position("1-a", 6))) == 6
+    recent.note(0, "1-a", events(*range(7, 1000)))
+    assert len(recent.until(0, Position("1-a", 1000))) == 256
+    recent.note(0, "1-a", events(*range(1, 300)))  # who reads all that is kept drives out nothing
+    assert recent.until(0, Position("1-a", 1000)) == {each.id for each in events(*range(744, 1000))}
+    recent.note(0, "1-z", events(1, origin="z"))  # SQL and Redis were emptied, and epochs count anew
+    assert b"z.1" in recent.until(0, Position("1-z", 1))
