@@ -200,10 +200,22 @@ class Bounds:
                 "strategy 'summarize' takes summarizer=, a callable (messages, previous summary or None) -> text, "
                 f"not {self.summarizer!r:.80}"
             )
+        if self.summarizer is not None and not _takes_two(self.summarizer):
+            raise InvalidValue("summarizer= takes two arguments: the messages, and the previous summary or None")
         if self.strategy == "drop" and self.summarizer is not None:
             raise InvalidValue("strategy 'drop' calls no summarizer; give strategy='summarize'")
         if isinstance(self.wait, bool) or not isinstance(self.wait, (int, float)) or not self.wait >= 0:
             raise InvalidValue(f"wait is a number of seconds from 0 on, not {self.wait!r:.80}")
+
+
+def _takes_two(summarizer: Summarizer) -> bool:
+    try:
+        inspect.signature(summarizer).bind([], None)
+    except TypeError:
+        return False
+    except ValueError:  # a function in C may have no signature
+        return True
+    return True
 
 
 def is_system(message: Message) -> bool:

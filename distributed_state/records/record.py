@@ -223,8 +223,10 @@ class AsyncRecord:
         changes.emit("conversation.cleared", {"messages": messages})
         return (await self._context.commit(changes.draft("clear", durability=durability))).version
 
-    async def update(self, key: str, values: Mapping[str, Any], *, durability: str | None = None) -> int:
+    async def update(self, key: str, values: Mapping[str, Any] | None = None, *, durability: str | None = None) -> int:
         """Merge `values` into the object stored at `key`, one level deep, and return the new version.
+
+        To set several fields use `set_many`.
 
         Example::
 
@@ -233,13 +235,12 @@ class AsyncRecord:
         Creates the field if it is missing; raises InvalidValue if it holds anything but an object. Concurrent updates
         do not overwrite one another: this one is retried on top of the other's result.
         """
-        if not isinstance(values, Mapping):
-            raise InvalidValue(f"{key!r}: update takes a mapping, not {type(values).__name__}")
+        given = codec.checked_merge(key, values)
 
         def merged(stored: Any) -> Any:
             if not isinstance(stored, dict):
                 raise InvalidValue(f"{key!r}: holds a {type(stored).__name__}, not an object; set() replaces it")
-            return {**stored, **values}
+            return {**stored, **given}
 
         with self._context.durable(durability):
             return (await self._context.swap(key, "update", {}, merged))[1].version

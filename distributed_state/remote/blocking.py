@@ -297,7 +297,7 @@ class RemoteRecord:
         """Delete all fields, and messages and items if asked; return the new version. History stays."""
         return finish(self._core.clear(messages=messages, items=items, durability=durability))
 
-    def update(self, key: str, values: Mapping[str, Any], *, durability: str | None = None) -> int:
+    def update(self, key: str, values: Mapping[str, Any] | None = None, *, durability: str | None = None) -> int:
         """Merge `values` into the object stored at `key`, one level deep, and return the new version."""
         return finish(self._core.update(key, values, durability=durability))
 

@@ -527,13 +527,12 @@ class AsyncRemoteRecord(Past):
         what = ["fields", *(["messages"] if messages else []), *(["items"] if items else [])]
         return await self._written({"kind": "clear", "clear": what}, durability)
 
-    async def update(self, key: str, values: Mapping[str, Any], *, durability: str | None = None) -> int:
+    async def update(self, key: str, values: Mapping[str, Any] | None = None, *, durability: str | None = None) -> int:
         """Merge `values` into the object stored at `key`, one level deep, and return the new version."""
-        if not isinstance(values, Mapping):
-            raise InvalidValue(f"{key!r}: update takes a mapping, not {type(values).__name__}")
+        merge = dict(codec.checked_merge(key, values))
         codec.encode_key(key)
-        codec.encode(dict(values), key)
-        return int((await self._place.write({"key": key, "merge": dict(values)}, durability, to="/changes"))["version"])
+        codec.encode(merge, key)
+        return int((await self._place.write({"key": key, "merge": merge}, durability, to="/changes"))["version"])
 
     async def append_to(self, key: str, *items: Any, durability: str | None = None) -> int:
         """Add items to the list stored at `key`, atomically, and return the new version. Creates the list."""

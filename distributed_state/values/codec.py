@@ -209,6 +209,15 @@ def refused(error: ValidationError, name: str) -> InvalidValue:
     return InvalidValue(f"{'.'.join((name, *map(str, first['loc'])))}: {first['msg']}")
 
 
+def checked_merge(key: Any, values: Any) -> Mapping[str, Any]:
+    """The values that `update` merges into the object at `key`. Raises InvalidValue."""
+    if isinstance(key, Mapping):
+        raise InvalidValue("update(key, values) merges values into one field; set_many(values) sets several fields")
+    if not isinstance(values, Mapping):
+        raise InvalidValue(f"{key!r:.80}: update takes a mapping, not {type(values).__name__}")
+    return values
+
+
 def said(text: bytes) -> dict[str, Any]:
     """The fields of a message from its JSON text. Raises CorruptState."""
     fields = decode(text, "message")

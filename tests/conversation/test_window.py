@@ -319,6 +319,7 @@ async def test_bad_bounds_are_refused_before_anything_is_read(store: Any) -> Non
         {"max_tokens": 0}, {"max_tokens": -1}, {"max_tokens": True}, {"max_tokens": 1.5}, {"max_tokens": "100"},
         {"keep_last": -1}, {"keep_last": None}, {"keep_system": 1}, {"counter": None}, {"strategy": "forget"},
         {"strategy": "summarize"}, {"strategy": "summarize", "summarizer": "gpt"}, {"summarizer": Summaries()},
+        {"strategy": "summarize", "summarizer": lambda messages: "short"}, {"summarizer": lambda messages: "short"},
         {"wait": -1}, {"wait": "long"}, {"strategy": ["drop"]},
     ):  # fmt: skip
         with pytest.raises(InvalidValue, match=list(bad)[-1]):

@@ -140,6 +140,16 @@ async def test_a_write_says_which_argument_is_no_mapping_or_no_list(opens: Opens
         assert await session.version() == 0
 
 
+async def test_an_update_of_several_fields_is_sent_to_set_many(opens: Opens, id: str) -> None:
+    async with opens() as store:
+        session: Any = store.session(id)
+        with pytest.raises(InvalidValue, match=r"set_many\(values\) sets several fields"):
+            await session.update({"a": 1})
+        with pytest.raises(InvalidValue, match="update takes a mapping, not NoneType"):
+            await session.update("a")
+        assert await session.version() == 0
+
+
 async def test_fields(opens: Opens, id: str) -> None:
     async with opens() as store:
         session = store.session(id, user=f"u{id}")
