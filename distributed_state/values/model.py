@@ -202,14 +202,24 @@ _is_absent = _OWN["__getattr__"]
 ReadMessage = Callable[[bytes, int | None], tuple[dict[str, Any], float | None]]
 
 
+def seconds_of(time: Any) -> Any:
+    """The seconds since 1970 of a datetime; another value as it is. Raises ValueError for a time without a zone."""
+    if not isinstance(time, datetime):
+        return time
+    if time.tzinfo is None:
+        raise ValueError("a datetime needs a time zone, as in datetime.now(UTC)")
+    return time.timestamp()
+
+
 class Message(BaseModel):
     """One message of a conversation, in the field names of the OpenAI chat format; unknown fields are kept as they are.
 
     An entry that is not a chat message (a call or its result in the OpenAI Responses API, a framework's own data) has a
     `type` instead of a `role`.
-    `content` is text, a list of parts, or None (a tool call). `timestamp` is in seconds since 1970. If the message was
-    appended without one, reading it fills in the time of its commit by the server's clock. This time and the number are
-    the store's knowledge, not part of the message: `to_dict()` and `==` leave them out.
+    `content` is text, a list of parts, or None (a tool call). `timestamp` is in seconds since 1970; a datetime is
+    converted. If the message was appended without one, reading it fills in the time of its commit by the server's
+    clock. This time and the number are the store's knowledge, not part of the message: `to_dict()` and `==` leave them
+    out.
 
     A message is read back exactly as it was given, so values that JSON would change are refused: bytes, tuples, a
     Decimal as a time.
@@ -231,10 +241,11 @@ class Message(BaseModel):
 
     @field_validator("timestamp", mode="before")
     @classmethod
-    def _stays_as_it_is(cls, value: Any) -> Any:
+    def _as_seconds(cls, value: Any) -> Any:
+        value = seconds_of(value)
         # Strict mode accepts anything with __float__, also a Decimal, and integers of any size.
         if value is not None and (not isinstance(value, (int, float)) or (type(value) is int and abs(value) > 2**53)):
-            raise ValueError("a time is a float")
+            raise ValueError("a time is a float, in seconds since 1970, or a datetime")
         return value
 
     @model_validator(mode="after")

@@ -47,11 +47,11 @@ async def test_each_kind_of_state_has_its_place(store: Any) -> None:
 
 async def test_stored_state_is_not_trusted_blindly(store: Any) -> None:
     task = store.task("booking-1", schema=TaskState)
-    await task.create(TaskState(goal="Pay"))
+    await task.create(TaskState(task_id="booking-1", goal="Pay"))
     for wrong in ({"steps_completed": -1}, {"status": "maybe"}, {"goal": None}, {"amount": 5}):
         with pytest.raises(InvalidValue):
             await task.set_many(wrong)
-    assert await task.load() == TaskState(goal="Pay")
+    assert await task.load() == TaskState(task_id="booking-1", goal="Pay")
 
 
 class Worker:
