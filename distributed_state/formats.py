@@ -240,6 +240,8 @@ def paired(
             if asked is not None:
                 waiting.remove(asked)
                 asked[1].results[asked[2]] = each
+            elif observed := _observed(each, place):
+                steps.append(observed)
             elif orphans == "refuse":
                 raise InvalidValue(f"messages[{place}]: a result of the call {each.tool_call_id!r}, which is not there")
     if waiting and orphans == "refuse":
@@ -247,6 +249,16 @@ def paired(
         raise InvalidValue(f"messages[{step.place}]: the call {name!r} has no result")
     used: set[str] = set()
     return [message for step in steps for message in _written(step, used, safe)]
+
+
+def _observed(result: Message, place: int) -> _Step | None:
+    """The call that `AgentState.record_observation` kept in the metadata of its result; None without one."""
+    metadata = result.metadata or {}
+    call = _call(metadata.get("tool_call"))
+    if call is None or "thought" not in metadata:
+        return None
+    asking = Message(role="assistant", content=metadata["thought"] or None)
+    return _Step(asking, place, [call._replace(id=result.tool_call_id or "")], [result])
 
 
 def _written(step: _Step, used: set[str], safe: Callable[[str], str]) -> list[Message]:

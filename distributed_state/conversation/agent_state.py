@@ -26,6 +26,7 @@ from pydantic import (
     AfterValidator,
     AliasChoices,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     JsonValue,
@@ -46,7 +47,7 @@ from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import chance, codec
 from distributed_state.values.keys import RecordKeys
-from distributed_state.values.model import MAX_PHASE, PHASE, Message, Ref
+from distributed_state.values.model import MAX_PHASE, PHASE, Message, Ref, seconds_of
 
 
 def as_json(value: Any) -> Any:
@@ -68,6 +69,7 @@ def text_of(value: Any, name: str) -> str:
 
 
 Json = Annotated[Any, AfterValidator(as_json)]
+Seconds = Annotated[float, BeforeValidator(seconds_of)]
 Text = Annotated[str, Strict()]  # otherwise pydantic converts bytes to text
 FROZEN = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -83,7 +85,7 @@ class ToolCall(BaseModel):
     result: Json = None
     error: Text | None = None
     duration_ms: float | None = None
-    timestamp: float = Field(default_factory=now)
+    timestamp: Seconds = Field(default_factory=now)
 
     @property
     def succeeded(self) -> bool:
@@ -259,8 +261,8 @@ class AgentState(BaseModel):
     iteration: int = Field(default=0, ge=0)
     final_answer: Text | None = None
     error_message: Text | None = None
-    created_at: float = Field(default_factory=now)
-    updated_at: float = Field(default_factory=now)
+    created_at: Seconds = Field(default_factory=now)
+    updated_at: Seconds = Field(default_factory=now)
     _saved: Saved | None = PrivateAttr(default=None)
 
     @classmethod
@@ -308,23 +310,16 @@ class AgentState(BaseModel):
         return self._move("fail", error_message=text_of(message, "an error message"))
 
     def record_observation(self, thought: str, call: ToolCall) -> Self:
-        """Add a finished call to the memory, and to the history as the assistant's message and the tool's answer."""
+        """Add a finished call to the memory, and its message to the history.
+
+        The thought is in the message's metadata. `formats` writes the assistant's message that made the call, with the
+        thought as its text, unless the history has it.
+        """
         moved = self._move("step_complete")
-        asked = Message(
-            role="assistant",
-            content=text_of(thought, "a thought") or None,
-            tool_calls=[_checked_call(call).to_request()],
-            timestamp=moved.updated_at,
-        )
-        answered = Message(
-            role="tool",
-            content=call.to_observation(),
-            tool_call_id=call.call_id,
-            timestamp=moved.updated_at,
-            metadata={"tool_name": call.tool_name, "call_id": call.call_id},
-        )
+        observed = _checked_call(call).to_message().to_dict()
+        observed["metadata"]["thought"] = text_of(thought, "a thought")
         moved.memory.record_tool_call(call)
-        return moved.with_messages(asked, answered)
+        return moved.with_messages(observed)
 
     def with_messages(self, *messages: Message | dict[str, Any]) -> Self:
         """The state with messages added to its history."""
@@ -623,8 +618,12 @@ def _new_notes(memory: WorkingMemory, base: Saved) -> dict[str, Any]:
 
 
 class TaskState(BaseModel):
-    """A task: `store.task("t1", schema=TaskState)`. Steps are counted, `data` has the results so far."""
+    """A task: `store.task("t1", schema=TaskState)`. Steps are counted, `data` has the results so far.
 
+    `task_id` is for your own use: the id of the record is the argument of `store.task`.
+    """
+
+    task_id: str | None = None
     goal: str
     status: Literal["pending", "in_progress", "waiting", "done", "failed"] = "pending"
     steps_completed: int = Field(default=0, ge=0)
@@ -634,7 +633,8 @@ class TaskState(BaseModel):
 
 
 class UserState(BaseModel):
-    """A user's facts across all sessions: `store.user("u1", schema=UserState)`."""
+    """A user's facts across all sessions: `store.user("u1", schema=UserState)`. `user_id` is for your own use."""
 
+    user_id: str | None = None
     preferences: dict[str, JsonValue] = Field(default_factory=dict)
     history: dict[str, list[JsonValue]] = Field(default_factory=dict)

@@ -6,6 +6,7 @@ import copy
 import json
 import pickle
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from enum import Enum
 from typing import Any, get_args
 
@@ -25,6 +26,7 @@ from distributed_state import (
     TooLarge,
     ToolCall,
     WorkingMemory,
+    formats,
 )
 
 pytestmark = pytest.mark.unit
@@ -110,6 +112,21 @@ def test_a_memory_changes_in_place(memory: WorkingMemory, call: ToolCall, key: s
     assert (memory.completed_steps, memory.pending_steps()) == (["b"], ["a"])
 
 
+def test_a_time_may_be_given_as_a_datetime() -> None:
+    time = datetime(2026, 5, 1, 9, 30, 0, 250_000, tzinfo=timezone(timedelta(hours=2)))
+    for made in (
+        Message(role="user", content="hi", timestamp=time),  # type: ignore[arg-type]
+        ToolCall(tool_name="look", timestamp=time),  # type: ignore[arg-type]
+    ):
+        assert type(made.timestamp) is float
+        assert made.timestamp == time.timestamp()
+    assert AgentState(created_at=time).created_at == time.timestamp()  # type: ignore[arg-type]
+    assert json.loads(Message(role="user", timestamp=time).model_dump_json())["timestamp"] == time.timestamp()  # type: ignore[arg-type]
+    for kind, fields in ((Message, {"role": "user"}), (ToolCall, {"tool_name": "look"})):
+        with pytest.raises(ValidationError, match="time zone"):
+            kind(**fields, timestamp=time.replace(tzinfo=None))
+
+
 def test_states_share_the_memory_that_they_were_made_with() -> None:
     state = AgentState.from_user_input("fly")
     moved = state.to_executing()
@@ -140,8 +157,8 @@ def test_a_reader_that_was_written_for_plain_messages_reads_the_history() -> Non
         extra = {"tool_call_id": message.metadata.get("call_id")} if message.role == Speaker.TOOL else {}
         request.append({"role": message.role, "content": message.content, **extra})
         assert message.metadata.get("never", "given") == "given"
-    assert [each["role"] for each in request] == [Speaker.USER, Speaker.ASSISTANT, Speaker.TOOL, Speaker.ASSISTANT]
-    assert request[2] == {"role": "tool", "content": "blue", "tool_call_id": "c1"}
+    assert [each["role"] for each in request] == [Speaker.USER, Speaker.TOOL, Speaker.ASSISTANT]
+    assert request[1] == {"role": "tool", "content": "blue", "tool_call_id": "c1"}
     assert (call.to_message().metadata or {})["call_id"] == "c1"
     assert "metadata" not in Message(role="user", content="hi").to_dict(), "what was not given is not stored"
 
@@ -324,7 +341,7 @@ def test_the_next_task_starts_with_an_empty_memory_and_the_whole_history() -> No
     state = state.to_done("1").new_task("two")
     assert state.memory == WorkingMemory(goal="two")
     assert (state.phase, state.iteration, state.final_answer) == ("planning", 0, None)
-    assert [each.role for each in state.history] == ["user", "assistant", "tool", "assistant", "user"]
+    assert [each.role for each in state.history] == ["user", "tool", "assistant", "user"]
 
 
 def test_the_task_after_a_failed_one_keeps_the_error_in_the_history() -> None:
@@ -341,22 +358,33 @@ def test_the_task_after_a_failed_one_keeps_the_error_in_the_history() -> None:
 
 
 @pytest.mark.parametrize("thought", ["I should look it up", ""])
-def test_an_observation_is_a_request_and_its_answer(thought: str) -> None:
+def test_an_observation_is_one_message_that_keeps_its_call(thought: str) -> None:
     call = ToolCall(tool_name="weather", arguments={"city": "Zürich", "days": 2}, result={"t": 3}, duration_ms=12.5)
     state = AgentState.from_user_input("hi").to_executing().record_observation(thought, call)
-    asked, told = state.history[-2:]
-    assert (asked.role, asked.content) == ("assistant", thought or None)
-    assert asked.tool_calls is not None
-    [request] = asked.tool_calls
-    assert request["id"] == told.tool_call_id == call.call_id
-    assert (request["type"], request["function"]["name"]) == ("function", "weather")
-    assert json.loads(request["function"]["arguments"]) == call.arguments
-    assert (told.role, told.content) == ("tool", '{"t":3}')
+    assert [message.role for message in state.history] == ["user", "tool"]
+    told = state.history[-1]
+    assert (told.content, told.tool_call_id) == ('{"t":3}', call.call_id)
+    assert (told.metadata["call_id"], told.metadata["tool_name"]) == (call.call_id, "weather")
     assert state.memory.tool_calls == [call]
+    for orphans in ("repair", "refuse"):
+        asked, answered = formats.to_openai(state.history, orphans=orphans)[1:]
+        assert (asked["role"], asked["content"]) == ("assistant", thought or None)
+        [request] = asked["tool_calls"]
+        assert request["id"] == answered["tool_call_id"] == call.call_id
+        assert (request["type"], request["function"]["name"]) == ("function", "weather")
+        assert json.loads(request["function"]["arguments"]) == call.arguments
+
+
+def test_an_observation_of_a_call_in_the_history_answers_it() -> None:
+    call = ToolCall(tool_name="weather", result="rain")
+    state = AgentState.from_user_input("hi").to_executing()
+    state = state.with_messages({"role": "assistant", "content": "so", "tool_calls": [call.to_request()]})
+    sent = formats.to_openai(state.record_observation("so", call).history)
+    assert [message["role"] for message in sent] == ["user", "assistant", "tool"]
 
 
 def test_a_model_api_takes_the_history() -> None:
-    """As the types of the OpenAI client see it; keys of our own are left out before sending."""
+    """As the types of the OpenAI client see it."""
     types = pytest.importorskip("openai.types.chat")
     from pydantic import TypeAdapter
 
@@ -368,9 +396,8 @@ def test_a_model_api_takes_the_history() -> None:
         "assistant": types.ChatCompletionAssistantMessageParam,
         "tool": types.ChatCompletionToolMessageParam,
     }
-    for message in state.to_done("bye").history:
-        fields = {name: value for name, value in message.to_dict().items() if name != "timestamp"}
-        TypeAdapter(kinds[message.role]).validate_python(fields, strict=False)
+    for message in formats.to_openai(state.to_done("bye").history):
+        TypeAdapter(kinds[message["role"]]).validate_python(message, strict=False)
 
 
 @pytest.mark.parametrize(

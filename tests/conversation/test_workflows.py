@@ -62,7 +62,7 @@ async def test_an_agent_runs_to_its_answer(store: Any) -> None:
     session = store.session("s")
     assert await session.load_state() == state
     assert await session.phase() == "done"
-    assert [message.role for message in await session.messages()] == ["user", *["assistant", "tool"] * 3, "assistant"]
+    assert [message.role for message in await session.messages()] == ["user", *["tool"] * 3, "assistant"]
     # One commit to begin, then one a step.
     assert await session.version() == 1 + 6
     assert [change.kind for change in await session.history()] == ["turn"] * 7
