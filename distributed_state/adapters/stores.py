@@ -26,6 +26,7 @@ from distributed_state import (
 )
 from distributed_state.port.background import finish as finish
 from distributed_state.port.bodies import loop
+from distributed_state.records.context import context_of
 
 T = TypeVar("T")
 _PAGE = 1000
@@ -50,6 +51,12 @@ def named(id: Any, what: str) -> str:
     if not isinstance(id, str) or not id:
         raise InvalidValue(f"{what} must be a non-empty str, not {id!r:.80}")
     return id
+
+
+def ending(session: AsyncSession) -> AsyncSession:
+    """The session, for an adapter that itself begins an expired one again, whatever the setting `expired` says."""
+    context_of(session).begins_again = False
+    return session
 
 
 def lacking(extra: str, error: ImportError) -> ImportError:

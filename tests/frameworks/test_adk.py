@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from below import until
 from frameworks.examples import run_examples
 from google.adk.agents import LlmAgent
 from google.adk.apps.app import App
@@ -28,6 +29,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
+from reaping import Sweeps, quiet
 
 from distributed_state import (
     AccessDenied,
@@ -460,6 +462,24 @@ async def test_a_session_begins_where_something_is_that_is_none(opener: Any) -> 
         await service.append_event(made, said("hello"))
         await end(record.id)
     assert (await service.create_session(**WHERE, session_id="s")).state == {}, "nor does what is left of one"
+
+
+@pytest.mark.parametrize("expired", ["refuse", "begin again"])
+async def test_only_create_session_begins_a_session_again_that_expired(opener: Any, expired: str) -> None:
+    """A run that goes on without its events would be answered out of nothing."""
+    store = await quiet(opener, session_idle=0.05, expired=expired)
+    service = DistributedSessionService(store)
+    made = await service.create_session(**WHERE, session_id="s", state={"city": "Oslo"})
+    await service.append_event(made, said("hello"))
+    await until(Sweeps(store))
+    assert await service.get_session(**WHERE, session_id="s") is None
+    with pytest.raises(SessionNotFoundError):
+        await service.append_event(made, said("is anybody there?"))
+    assert not await service.session_record(**WHERE, session_id="s").exists(fresh=True)
+    again = await service.create_session(**WHERE, session_id="s")
+    assert (again.state, again.events) == ({}, [])
+    await service.append_event(again, said("hello again"))
+    assert texts(await service.get_session(**WHERE, session_id="s")) == ["hello again"]
 
 
 async def test_a_session_that_was_forked_to_a_name_below_its_own_is_not_listed(opener: Any) -> None:

@@ -23,7 +23,9 @@ from agno.models.response import ModelResponse
 from agno.run.agent import RunOutput
 from agno.run.base import RunStatus
 from agno.session import AgentSession, TeamSession
+from below import until
 from frameworks.examples import run_examples
+from reaping import Sweeps, quiet
 
 from distributed_state import AsyncSession, AsyncStateStore, Deleted, StateStore
 from distributed_state.adapters.agno import AsyncDistributedDb, DistributedDb, records
@@ -276,6 +278,28 @@ async def test_two_who_read_a_session_at_once_keep_what_both_did(opener: Any, tm
         with pytest.raises(Deleted):  # it was read before: a run that is under way brings nothing back
             await db.upsert_session(one)
         assert await db.get_session("s") is None
+
+
+@pytest.mark.parametrize("expired", ["refuse", "begin again"])
+async def test_by_the_setting_a_run_saves_its_session_again_that_expired(opener: Any, expired: str) -> None:
+    store = await quiet(opener, session_idle=0.05, expired=expired)
+    db = AsyncDistributedDb(store)
+    await db.upsert_session(session(k=1))
+    await db.upsert_run(run("r1"), session_id="s")
+    read = await db.get_session("s")
+    await until(Sweeps(store))
+    assert await db.get_session("s") is None
+    read.session_data["session_state"]["k"] = 2
+    if expired == "refuse":
+        with pytest.raises(Deleted, match="expired at"):
+            await db.upsert_session(read)
+        assert await db.get_session("s") is None
+        await db.upsert_session(session(k=2))
+    else:
+        await db.upsert_session(read)
+    again = await db.get_session("s")
+    assert again.session_data["session_state"] == {"k": 2}
+    assert [each.run_id for each in again.runs or []] == ([] if expired == "refuse" else ["r1"])
 
 
 async def test_a_session_begins_where_something_is_that_is_none(opener: Any) -> None:

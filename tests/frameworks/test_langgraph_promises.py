@@ -140,8 +140,17 @@ def test_a_run_that_saves_in_copies_of_its_context_begins_a_thread_once(saver: A
 def deleting(saver: Any, config: Any, then: Callable[[], Any]) -> Any:
     """A graph whose run deletes its own thread while it answers, by the same saver, and then does this."""
 
-    def think(state: State) -> dict[str, Any]:
+    def deletes() -> None:
         saver.delete_thread(config["configurable"]["thread_id"])
+        then()
+
+    return meanwhile(saver, deletes)
+
+
+def meanwhile(saver: Any, then: Callable[[], Any]) -> Any:
+    """A graph whose run does this while it answers."""
+
+    def think(state: State) -> dict[str, Any]:
         then()
         return {"log": ["the secret again"]}
 
@@ -182,6 +191,31 @@ def test_a_run_whose_thread_is_deleted_meanwhile_brings_nothing_back(
     assert bool(found) == again
     quick.invoke({"log": ["and on"]}, config)
     assert quick.get_state(config).values["log"] == [*expected, "and on", "re:and on"]
+
+
+@pytest.mark.parametrize("expired", ["refuse", "begin again"])
+@pytest.mark.parametrize("durability", ["async", "sync", "exit"])
+def test_a_run_whose_thread_expires_meanwhile_saves_nothing_and_the_next_one_begins_it_again(
+    settings: dict[str, Any], durability: Any, expired: str
+) -> None:
+    """By the setting, writes of the run would come back without the checkpoint that they belong to."""
+    with StateStore.open(**settings, sweep=0.02, expired=expired) as store:
+        saver, kept = DistributedStateSaver(store), store.session("langgraph/t")
+        quick = graph_on(saver)
+        quick.invoke({"log": ["before"]}, config_of("t"))
+
+        def expires() -> None:
+            with store.events("session.expired") as events:
+                kept.set_lifetime(idle=0.001)
+                events.next(timeout=20)
+
+        with pytest.raises(Deleted, match="expired after this run") as caught:
+            meanwhile(saver, expires).invoke({"log": ["hello"]}, config_of("t"), durability=durability)
+        assert caught.value.expired is not None
+        assert not kept.exists(fresh=True)
+        assert quick.get_state(config_of("t")).values == {}
+        quick.invoke({"log": ["and on"]}, config_of("t"))
+        assert quick.get_state(config_of("t")).values["log"] == ["and on", "re:and on"]
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -9,11 +9,12 @@ import pytest
 from agents import Agent, Runner, SessionSettings
 from agents.memory import Session
 from agents.testing import ScriptedModel
-from below import keys_of, redis_of, tiers
+from below import keys_of, redis_of, tiers, until
 from controls import sabotage
 from faces import Blocking
 from frameworks.examples import run_examples
 from frameworks.openai_agents_crew import QUIET, agent, called, look_up, spoken, turn_of
+from reaping import Sweeps, quiet
 
 from distributed_state import CorruptState, Deleted, InvalidValue
 from distributed_state.adapters import openai_agents
@@ -166,6 +167,20 @@ async def test_what_was_deleted_begins_again(store: Any) -> None:
     assert await session.get_items() == []
     assert await session._atomic_replace_items(said(5))
     assert await session.get_items() == said(5)
+
+
+@pytest.mark.parametrize("expired", ["refuse", "begin again"])
+async def test_by_the_setting_a_run_goes_on_whose_session_expired_meanwhile(opener: Any, expired: str) -> None:
+    store = await quiet(opener, session_idle=0.05, expired=expired)
+    session = session_of(store)
+    await session.add_items(said(1))
+    await until(Sweeps(store))
+    if expired == "refuse":
+        with pytest.raises(Deleted, match="expired at"):
+            await session.add_items(said(2))
+        assert await session.get_items() == []
+    await session.add_items(said(2))
+    assert await session.get_items() == said(2)
 
 
 async def test_a_run_whose_session_is_deleted_meanwhile_brings_nothing_back(store: Any) -> None:

@@ -30,7 +30,7 @@ from distributed_state import AsyncSession, AsyncStateStore, InvalidValue, Locke
 from distributed_state.adapters.langgraph import checkpoints
 from distributed_state.adapters.langgraph.recent import Addressed, Recent
 from distributed_state.adapters.langgraph.threads import Thread, id_of, namespace_of, thread_of
-from distributed_state.adapters.stores import Opening, finish, open_store
+from distributed_state.adapters.stores import Opening, ending, finish, open_store
 
 _held: ContextVar[frozenset[str]] = ContextVar("distributed_state_langgraph_turns", default=frozenset())
 RunnableConfig = Any  # langchain_core's TypedDict; only "configurable" is read
@@ -256,8 +256,8 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     # Threads
 
     def _session(self, thread_id: str, owner: str | None) -> AsyncSession:
-        session: AsyncSession = self._store.aio.session(self.prefix + thread_id, user=owner, **self._lives)
-        return session
+        # By the setting, a run that began before its thread expired would leave writes without their checkpoint.
+        return ending(self._store.aio.session(self.prefix + thread_id, user=owner, **self._lives))
 
     def _named(self, thread_id: str, config: RunnableConfig | None = None) -> Thread:
         id = str(thread_id)

@@ -369,7 +369,7 @@ class Thread:
                 continue
             except Deleted as error:
                 if not (may_begin if seen is None else seen.empty_at == error.version):
-                    raise self._deleted() from error
+                    raise self._deleted(error.expired) from error
                 version = error.version
             with suppress(Conflict):  # another run has just begun it
                 await self.record.create({AGAIN: version})
@@ -378,8 +378,10 @@ class Thread:
             await self.look()
         raise Conflict(f"thread {self.id!r:.80}: is deleted all the time")
 
-    def _deleted(self) -> Deleted:
-        return Deleted(f"thread {self.id!r:.80} was deleted after this run, or this config, began: nothing was saved")
+    def _deleted(self, expired: float | None = None) -> Deleted:
+        ended = "was deleted" if expired is None else "expired"
+        said = f"thread {self.id!r:.80} {ended} after this run, or this config, began: nothing was saved"
+        return Deleted(said, expired=expired)
 
     async def _demand_living(self, checkpoint_id: str | None) -> None:
         """Raise Deleted if the checkpoint to continue from was lost when the thread was deleted and began again."""
