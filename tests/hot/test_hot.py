@@ -650,7 +650,7 @@ async def test_an_emptied_redis_is_noticed_without_any_read(opener: Any) -> None
 async def a_frozen_server(opener: Any) -> None:
     """Hot answers a little longer; then reads raise, until the server is back."""
     with own_server(opener) as server:
-        store = await opener(url=server.url, archiver=False, max_staleness=0.3, timeout=0.2, retry_for=0)
+        store = await opener(url=server.url, archiver=False, max_staleness=0.3, timeout=1, retry_for=0)
         session = store.session("s")
         await session.set("n", 1)
         await warmed(session, store)

@@ -37,7 +37,7 @@ async def at_rest(opener: Any, **settings: Any) -> tuple[Any, Any]:
         await writer.session(f"begun{number}").set("a", 1)
     home = tiers(archiver)
     await until(lambda: len(home.archiver.mine) == PARTITIONS, 30)
-    await until(lambda: resting(archiver), 30)
+    await until(lambda: resting(archiver), 90)
     return writer, archiver
 
 

@@ -282,7 +282,6 @@ async def test_an_event_whose_answer_was_lost_is_kept_as_it_was(opener: Any) -> 
 async def test_what_is_unarchived_is_counted_truthfully(opener: Any) -> None:
     """By what is freed when it is let go: at least that much was counted, and not many times as much."""
     store = await opener(archiver=False, unarchived_bytes=MEMORY, beat=0, max_staleness=0)
-    memory = tiers(store).unarchived
     await tiers(store).gathering.close()  # looks at nothing meanwhile
     session = store.session("s")
     for write in (
@@ -293,23 +292,31 @@ async def test_what_is_unarchived_is_counted_truthfully(opener: Any) -> None:
         lambda n: session.write(phase=f"phase {n}"),
     ):
         await write(0)
-        tracemalloc.start()
-        try:
-            for n in range(80):
-                await write(n)
-            kept = [each for some in memory._kept.values() for each in some][-80:]
-            counted = sum(each[2] for each in kept)
-            del kept
-            gc.collect()
-            before = tracemalloc.get_traced_memory()[0]
-            for partition in memory.partitions():
-                memory.archived(partition, tiers(store).epoch(partition), 10**9)
-            gc.collect()
-            freed = before - tracemalloc.get_traced_memory()[0]
-        finally:
-            tracemalloc.stop()
-        assert (len(memory), memory.bytes) == (0, 0)
-        assert freed <= counted <= 3 * freed
+        # Other threads allocate, too: the middle one of three.
+        ratios = sorted([await counted_for_each_freed(store, write) for _ in range(3)])
+        assert 1 <= ratios[1] <= 3, ratios
+
+
+async def counted_for_each_freed(store: Any, write: Any) -> float:
+    """The bytes that 80 writes are counted as, for each byte that is freed when they are let go."""
+    memory = tiers(store).unarchived
+    tracemalloc.start()
+    try:
+        for n in range(80):
+            await write(n)
+        kept = [each for some in memory._kept.values() for each in some][-80:]
+        counted = sum(each[2] for each in kept)
+        del kept
+        gc.collect()
+        before = tracemalloc.get_traced_memory()[0]
+        for partition in memory.partitions():
+            memory.archived(partition, tiers(store).epoch(partition), 10**9)
+        gc.collect()
+        freed = before - tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert (len(memory), memory.bytes) == (0, 0)
+    return float(counted / freed)
 
 
 @real
