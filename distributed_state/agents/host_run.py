@@ -119,7 +119,7 @@ class HostRun:
             try:
                 event = await events.next(_LOOK_EVERY)
             except StateError as error:
-                log.warning("agents' events: %s", error)
+                log.warning("events for the agents cannot be read: %s", error)
                 await self._port.sleep(_LOOK_EVERY)
                 continue
             if event is not None:
@@ -137,7 +137,7 @@ class HostRun:
             limit = min(agent.stuck_hook for agent in self._agents)
             if self._port.monotonic() - since > limit:
                 self._noticed = running
-                log.error("%s has been running for %s s, and %d events wait for it", name, limit, self.waiting)
+                log.error("%s has been running for %s s, and %d events are waiting", name, limit, self.waiting)
 
     def _waits(self) -> bool:
         """Whether the caller can wait for the hooks.
@@ -233,7 +233,7 @@ class HostRun:
         if not await self._shutdown.wait_until(self._is_idle):
             hanging = self._runner.running
             what = "main_loop or a command" if hanging is None else hanging[1]
-            log.error("%s did not end within shutdown_timeout and is left alone", what)
+            log.error("%s did not end within shutdown_timeout; shutting down without waiting for it", what)
         self._services.remove_deletion_hook(self._before_deletion)
         if self._jobs:  # otherwise the start failed before any hook could run
             await self._last_hooks()
@@ -266,14 +266,18 @@ class HostRun:
             try:
                 await self._services.archive()
             except StateError as error:
-                log.warning("not everything is archived yet; another replica or the next start does it: %s", error)
+                log.warning(
+                    "some commits are not archived yet; another replica or the next start archives them: %s", error
+                )
             finally:
                 done.set()
 
         job = self._port.spawn_here(archive, "distributed-state last archiving")
         left = self._shutdown.time_left()
         if not await done.wait(left):
-            log.warning("not everything is archived within %.1f s; another replica or the next start does it", left)
+            log.warning(
+                "some commits were not archived within %.1f s; another replica or the next start archives them", left
+            )
         await job.stop()
 
 
@@ -326,7 +330,7 @@ class Heartbeat:
             self._services.announce({"agents": shown})
         except StateError as error:
             short = [{name: value for name, value in each.items() if name not in _LONG} for each in shown]
-            log.warning("the heartbeat lists the agents without %s: %s", ", ".join(_LONG), error)
+            log.warning("the heartbeat leaves out %s of the agents: %s", ", ".join(_LONG), error)
             self._services.announce({"agents": short})
 
     def end(self) -> None:

@@ -208,9 +208,9 @@ class Intake:
 
     def _stop(self, entry: JournalEntry, partition: int, error: Exception) -> None:
         """Note that SQL refuses an entry for now."""
-        text = f"SQL does not take entry {entry.offset}"
+        text = f"SQL does not accept entry {entry.offset}"
         text += f" ({entry.record[:200]} version {entry.version})" if entry.record else ""
-        why = f"{text}: {aside.reason_of(error)}; it is tried again until SQL does"
+        why = f"{text}: {aside.reason_of(error)}; retrying until SQL accepts it"
         self._stopped.setdefault(partition, (entry.offset, why))
 
     def _set_aside_replaced(self, parsed: Sequence[Parsed], existing: dict[str, record_index.Head]) -> None:

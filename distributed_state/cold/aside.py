@@ -268,7 +268,7 @@ def keep(sql: Sql, partition: int, epoch: str, entries: Iterable[JournalEntry], 
         if len(living) < len(by_record[record]):
             # The log must not repeat the name of an erased record.
             count = len(by_record[record]) - len(living)
-            log.warning("partition %d: %d commits under epoch %s are of something erased", partition, count, epoch)
+            log.warning("partition %d: %d commits under epoch %s belong to an erased record", partition, count, epoch)
         head = rows.get(record)
         owner = head["owner"] if head else None
         try:

@@ -328,7 +328,7 @@ class Watcher:
     def _fall_silent(self, begun: float) -> None:
         if not self.silent_since:
             self.silent_since = min([begun, *(each.since for each in self._attempts)])
-            log.warning("%s; its connections are cut", self._silence())
+            log.warning("%s; closing its connections", self._silence())
         for each in self._attempts:
             each.end(self._silence())
 

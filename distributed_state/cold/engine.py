@@ -564,7 +564,7 @@ class Opening:
                 self._here.proving = True
                 self._prove()
                 self._prove = None
-                log.warning("%s: is there; it was away when the store was opened", name)
+                log.warning("%s: answers now; it was down when the store was opened", name)
         finally:
             self._here.proving = False
             self._lock.release()

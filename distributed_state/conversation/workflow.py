@@ -106,7 +106,7 @@ async def _begin(
         if following is None:
             assert state is not None
             about = session.ref.text
-            log.info("%s: goes on in phase %s", about[:200], state.phase, extra=log_fields(about))
+            log.info("%s: continues in phase %s", about[:200], state.phase, extra=log_fields(about))
             return state
         if state is None or state.phase in DEFAULT.final:
             turn[_FIRST] = turn.get(_NEXT, 0)

@@ -262,7 +262,11 @@ class Group:
                 return
             reached = self._subscription.delivered()
             self._overdue = {at: (to, reached[at]) for at, to in waiting.before.items() if at in reached}
-        log.warning("group %s: an event was handled for %g s: its partitions go to the others", self._name, self._limit)
+        log.warning(
+            "group %s: a handler has taken %g s for one event: other members take over its partitions",
+            self._name,
+            self._limit,
+        )
         await self.save(waiting, now=True)
         self._drop(list(self._saved))
         await self._assignment.leave()
@@ -360,4 +364,6 @@ class Group:
             try:
                 await self._assignment.leave()
             except WarmUnavailable as error:
-                log.info("group %s: its partitions are not given back; the assignment lapses: %s", self._name, error)
+                log.info(
+                    "group %s: the partitions could not be released; the assignment will expire: %s", self._name, error
+                )

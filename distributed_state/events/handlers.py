@@ -92,7 +92,7 @@ class Handling(HandlerWorker):
             except CorruptState as error:
                 # No pause before the next event: this event is unreadable because of its data, not because of a server.
                 self.failed += 1
-                log.error("%s was not called: %s", _name(self.handler), error)
+                log.error("%s was not called for an event: %s", _name(self.handler), error)
                 continue
             except StateError as error:
                 if isinstance(error, InvalidValue):
@@ -153,7 +153,7 @@ class Handling(HandlerWorker):
             if took > max(_HANGING, self._slow):
                 self._noticed = at
                 log.warning(
-                    "%s has been at %s %s of %r for %.0f s, and %d events wait for it",
+                    "%s has been handling %s %s of %r for %.0f s, and %d events are waiting",
                     _name(self.handler), event.type, event.id, event.subject[:200], took, self._events.waiting,
                     extra=log_fields(event.subject),
                 )  # fmt: skip

@@ -203,7 +203,7 @@ class Connections:
         known = self.data_ids.get(node)
         self.data_ids[node] = server.data_id
         if known not in (None, server.data_id):
-            log.info("%s: %s has another data id", self.place, node)
+            log.info("%s: %s has a new data id", self.place, node)
             self.topology.drop(node)
         return server.data_id
 

@@ -83,7 +83,7 @@ def read(answer: Any) -> ServerIdentity:
     """Parse the reply to `INFO`, or raise it if it is an error."""
     if isinstance(answer, Exception):
         if str(answer).startswith("NOPERM"):
-            log.warning("the user lacks the right to INFO, so that older data of Redis would not be noticed")
+            log.warning("the Redis user may not call INFO, so a restart of Redis with older data would not be noticed")
             return UNKNOWN
         raise answer
     text = answer.decode() if isinstance(answer, bytes) else str(answer)

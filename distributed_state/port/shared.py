@@ -73,7 +73,7 @@ class SharedPort(BlockingPort):
         ending = self._pools.close()
         await background.join(ending, self._connections.timeout)
         if ending.is_alive():
-            log.warning("closed while SQL did not answer")
+            log.warning("the store was closed while SQL did not answer")
 
     def abandon(self) -> None:
         """After fork(): nothing of the parent's can be used or closed."""

@@ -213,7 +213,7 @@ class Topology:
                 if not before or not isinstance(error, WarmUnavailable):
                     self.doubted = True
                     raise
-                log.info("%s: no server reports where the keys are: %s", self._where.place, error)
+                log.info("%s: no server reports which server has which keys: %s", self._where.place, error)
             finally:
                 self._looked = time.monotonic()
                 self.looks += 1
@@ -296,7 +296,7 @@ class Topology:
             named.append((int(facts[b"config-epoch"]), node_name(host.decode(), int(port))))
         epoch, primary = max(named, key=lambda each: (each[0], sum(one == each for one in named)))
         if epoch < self._epoch and self.only is not None:
-            log.warning("%s: only Sentinels that know of an older failover answer", self._where.place)
+            log.warning("%s: the only Sentinels that answer do not know the latest failover", self._where.place)
             return
         self._epoch = epoch
         self.only = primary
@@ -459,7 +459,7 @@ class SentinelWatch:
         try:
             self._heard()
         except StateError as error:
-            log.warning("Sentinels: %s", error)
+            log.warning("the Sentinels cannot be asked: %s", error)
 
 
 class _Listener(threading.Thread):

@@ -286,7 +286,9 @@ class ForkUnderWay:
         try:
             self.over = not await self._tiers.warm.command(b"HDEL", self._source.forks, self._target.text)
         except StateError as error:
-            log.info("the note of a fork of %s ends by itself: %s", self._source.ref.text[:200], error)
+            log.info(
+                "the note of a fork of %s could not be removed and will expire: %s", self._source.ref.text[:200], error
+            )
 
     def require_time(self) -> None:
         """Raise WarmUnavailable unless the fork may still be committed."""

@@ -623,7 +623,7 @@ class Round:
             del self._left_out[name]
 
     def _leave_out(self, record: str, name: str) -> None:
-        log.warning("search: `embed` refuses %s, which is left out", name, extra=log_fields(record))
+        log.warning("search: `embed` refuses %s; it is not indexed", name, extra=log_fields(record))
         self._left_out[name] = None
         while len(self._left_out) > _NAMED:
             del self._left_out[next(iter(self._left_out))]

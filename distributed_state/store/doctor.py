@@ -554,7 +554,9 @@ class Noting:
             else:
                 await self._note(str(error))
         except StateError as failure:
-            log.debug("the result of this start is not noted: %s", failure)  # this must not hide the caller's error
+            log.debug(
+                "the result of this start could not be saved: %s", failure
+            )  # this must not hide the caller's error
 
     async def _note(self, why: str) -> None:
         key = self._keys.failed_starts

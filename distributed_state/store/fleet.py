@@ -221,7 +221,7 @@ class AsyncFleet:
         except Unavailable as error:
             # Published without the previous name rather than not at all: agents that receive it know the client's
             # previous agent.
-            log.warning("%s of client %.80r: the previous value is not known: %s", type, client, error)
+            log.warning("%s of client %.80r: the previous value is unknown: %s", type, client, error)
             return ""
         said = found[0].data.get(name) if found else None
         return said if isinstance(said, str) else ""

@@ -358,4 +358,4 @@ def _after_fork() -> None:
         try:
             store.after_fork()
         except Exception:  # if one store fails here, the others must still drop the parent's connections
-            log.exception("a forked child could not let go of a store that it inherited")
+            log.exception("a forked child could not close a store that it inherited")

@@ -215,7 +215,7 @@ class Reaper(JobWorker):
         return []
 
     def _trouble(self, each: Due, error: StateError) -> list[Call]:
-        log.warning("it does not expire for now: %s", error, extra=log_fields(each.keys.ref.text))
+        log.warning("a record cannot expire now: %s", error, extra=log_fields(each.keys.ref.text))
         return [_later(each, each.now_ms + int(_TROUBLE_SECONDS * 1000))]
 
     async def _heads(self, due: Sequence[Due]) -> list[list[bytes | None]]:

@@ -117,7 +117,7 @@ class Watch(JobWorker, Generic[T]):
                 try:
                     self._seen = await self._look(self._tiers), asked
                 except StateError as error:
-                    log.debug("nothing was seen for the metrics: %s", error)  # the age of the last look shows it
+                    log.debug("metrics cannot be updated: %s", error)  # the age of the last look shows it
             await self._port.sleep(self._every)
 
 
@@ -141,7 +141,7 @@ class JournalWatch(Watch[Seen]):
         try:
             return len(await doctor.lately(self._tiers))
         except StateError as error:
-            log.debug("who could not start is not known: %s", error)
+            log.debug("failed starts cannot be read: %s", error)
             return 0 if self.seen is None else self.seen.failed_starts
 
 
@@ -187,7 +187,7 @@ async def _shares(tiers: Tiers) -> tuple[float | None, float | None]:
         try:
             info = await server_info(tiers.port, node, b"INFO")
         except StateError as error:
-            log.debug("the limits of %s are not known: %s", node, error)
+            log.debug("the limits of %s cannot be read: %s", node, error)
             continue
         limit, clients = int(info.get("maxmemory", 0)), int(info.get("maxclients", 0))
         if limit and not info.get("maxmemory_policy", "").startswith("volatile"):

@@ -332,7 +332,7 @@ class Archiver:
         for partition, (offset, why) in places.items():
             passed.stop_at(partition, offset, why)
             if self.diverged.get(partition) != why:
-                log.error("partition %d: archiving stops there: %s", partition, why)
+                log.error("partition %d: archiving stops: %s", partition, why)
             self.diverged[partition] = why
 
     async def _read(self, partitions: Sequence[int], passed: Pass, cursors: dict[int, Cursor]) -> None:
@@ -368,7 +368,7 @@ class Archiver:
             if stored.get(partition) == cursors.get(partition) and not await self._recovery.heal(partition):
                 found[partition] = why
                 if self.diverged.get(partition) != why:
-                    text = "partition %d: journal and archive do not fit, archiving stops there: %s"
+                    text = "partition %d: archiving stops, because journal and archive do not match: %s"
                     log.error(text, partition, why)
         self.diverged.update(found)
         return found

@@ -318,7 +318,7 @@ class Tiers:
         try:
             await self.archiver.drain()
         except StateError as error:
-            log.warning("close: unarchived commits are lost: %s", error)
+            log.warning("close: the remaining unarchived commits are lost: %s", error)
 
     async def close(self) -> None:
         """Stop the background work and drop the connections."""

@@ -223,7 +223,7 @@ class Recovery:
         if place.data_id == "?":  # a replica that was starting or repairing the partition has died
             older = older or await self._is_behind(keys, place, cursor)
         if place.epoch and backfilled is None and older:
-            text = "partition %d: SQL is older than Redis, which goes on under epoch %s; archiving stops there"
+            text = "partition %d: SQL is older than Redis, which continues under epoch %s; archiving stops"
             renamed = await self._partitions.rename(keys, place.epoch, place.data_id)
             if renamed:
                 log.error(text, keys.partition, place.epoch)
@@ -484,7 +484,7 @@ class Recovery:
 
     async def _keep(self, keys: PartitionKeys, epoch: str, entries: Sequence[JournalEntry], cause: str) -> list[Kept]:
         """Keep entries that SQL cannot continue with: changes of records in branches, other events in quarantine."""
-        text = "partition %d: %d entries of epoch %s continue nothing that SQL has"
+        text = "partition %d: %d entries of epoch %s do not continue SQL's history"
         log.error(text, keys.partition, len(entries), epoch)
         changes = [entry for entry in entries if entry.record]
         alone = [entry for entry in entries if not entry.record]
@@ -539,13 +539,13 @@ def _log_begin(minted: Cursor, former: str, *, began: bool, repaired: bool) -> N
     """Log an epoch that began, or was only minted, without an unexplained loss."""
     extra = _epoch_fields(minted, former)
     if not began:
-        text = "partition %d: epoch %s was minted, and another replica began: nothing lost"
+        text = "partition %d: epoch %s was not used, because another replica started the partition: nothing lost"
         log.info(text, minted.partition, minted.epoch, extra=extra)
     elif repaired:
-        text = "partition %d: epoch %s after %s, as SQL was repaired; `repair` lists what is lost"
+        text = "partition %d: epoch %s after %s, because SQL was repaired; `repair` lists the losses"
         log.warning(text, minted.partition, minted.epoch, former, extra=extra)
     else:
-        text = "partition %d: epoch %s begins: nothing was there before to lose"
+        text = "partition %d: epoch %s begins: the partition was empty before"
         log.info(text, minted.partition, minted.epoch, extra=extra)
 
 

@@ -124,7 +124,7 @@ class Refill:
                     for at in range(0, len(others), _WHOLE):
                         await self._read(others[at : at + _WHOLE], loads.found)
             except StateError as error:
-                log.debug("refill: %s", error)
+                log.debug("refilling Redis: %s", error)
         await self._start_all(stopped)
         return left + [each.channel for each in wanted if self._hot.aside(each.text) is not None]
 
@@ -198,11 +198,11 @@ class Refill:
             for each in partitions:
                 await self._start(each)
         except StateError as error:
-            log.debug("refill: %s", error)
+            log.debug("refilling Redis: %s", error)
 
     def _refused(self, group: Sequence[_Wanted], error: StateError) -> None:
         """Retry later if the server was down; else drop the entries, and the next reader gets the error."""
-        log.debug("refill: %s", error)
+        log.debug("refilling Redis: %s", error)
         if not isinstance(error, WarmUnavailable):
             for each in group:
                 self._hot.let_go(each.text)

@@ -412,7 +412,7 @@ class Gathering:
                 if isinstance(answer, StateError):
                     raise answer
         except StateError as error:
-            log.warning("gathering: %s", error)
+            log.warning("gathering unarchived commits: %s", error)
 
     async def _read(self, answers: bytes, wanted: set[str], found: dict[str, JournalEntry], silence: float) -> set[str]:
         """Read answers into `found`, until all replicas have ended or nothing came for `silence`; those that ended."""
@@ -466,7 +466,9 @@ class Gathering:
                     await self._unarchived.look()
                 logged = ""
             except StateError as error:
-                log.log(logging.DEBUG if logged else logging.WARNING, "unarchived commits: %s", error)
+                log.log(
+                    logging.DEBUG if logged else logging.WARNING, "unarchived commits cannot be reported: %s", error
+                )
                 logged = str(error)
             asked = await self._asked.wait(_LOOK if self._is_subscribed() and not asked else _EVERY) or asked
 

@@ -677,7 +677,9 @@ class _Kept:
     def _orphaned(self, lease: AsyncLease | None, now: float) -> Call:
         if not self.given_back:
             about = self.lock.keys.ref.text[:200]
-            log.warning("lease of %s is given back: it is no longer held", about, extra={"record": about})
+            log.warning(
+                "releasing the lease of %s, which no task or thread holds any longer", about, extra={"record": about}
+            )
             if lease is not None:
                 lease.orphaned()
             self.given_back = 1

@@ -447,7 +447,7 @@ class NodeLink:
         try:
             await self._subscriptions.relocate()
         except StateError as error:
-            log.debug("link: where keys are is not known: %s", error)
+            log.debug("link: the servers of the partitions cannot be found: %s", error)
 
     def _give_up_if_silent(self) -> None:
         """Close a connection that died silently, on which a read would wait forever, so that the reader reconnects.

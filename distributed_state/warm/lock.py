@@ -171,7 +171,7 @@ class Lock:
             return bool(await self._warm.retry(self._give_back, self.leave_call(), deadline, itertools.count()))
         except StateError as error:
             # The lock expires by itself; an error here would hide the exception of the body.
-            text = "lease of %s could not be released, it ends in %.1f s: %s"
+            text = "lease of %s could not be released; it ends in %.1f s: %s"
             about = self.keys.ref.text[:200]
             log.warning(text, about, self.ttl, error, extra={"record": about})
             return True

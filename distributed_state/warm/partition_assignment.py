@@ -91,7 +91,7 @@ class PartitionAssignment:
         try:
             holders = await self._port.exchange([(b"GET", self._claim(each)) for each in tried])
         except WarmUnavailable as error:
-            log.debug("none of %d partitions can be looked at: %s", len(tried), error)
+            log.debug("%d partitions cannot be checked: %s", len(tried), error)
             return []
         return [each for each, holder in zip(tried, holders, strict=True) if holder is None]
 
@@ -171,7 +171,7 @@ class PartitionAssignment:
         try:
             answers = await self._port.scripts(self._claims(wanted, self._ttl_ms if ttl_ms is None else ttl_ms))
         except WarmUnavailable as error:
-            log.debug("none of %d partitions can be claimed: %s", len(wanted), error)
+            log.debug("%d partitions cannot be claimed: %s", len(wanted), error)
             return []
         return self._ours(wanted, answers)
 

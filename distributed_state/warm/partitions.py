@@ -96,7 +96,7 @@ class Partitions:
             try:
                 await self._client.port.script(MINT, [keys.meta], [token, _MINTING_MS, "", "1"])
             except StateError as error:
-                log.debug("partition %d: the right to start it was not renewed: %s", keys.partition, error)
+                log.debug("partition %d: the right to start it could not be renewed: %s", keys.partition, error)
 
     async def install(self, keys: PartitionKeys, token: str, seen: str, new: Beginning) -> str:
         """Start a partition under an epoch; return 'ok', 'live' or 'lost'. `seen` is the previous epoch."""

@@ -123,7 +123,7 @@ class Presence:
             try:
                 await self._read_roll()
             except StateError as error:
-                log.warning("beat: the roll cannot be read: %s", error)
+                log.warning("heartbeat: the list of replicas cannot be read: %s", error)
         after = self._port.monotonic() - self._kept
         return {id for id, seen in list(self._seen.items()) if seen >= after} | {self._warm.replica}
 
@@ -168,7 +168,7 @@ class Presence:
                 self._reached, self.refusing = True, ""
             except StateError as error:
                 reason = _reason(error)
-                log.log(logging.WARNING if self.refusing != reason else logging.DEBUG, "beat: %s", error)
+                log.log(logging.WARNING if self.refusing != reason else logging.DEBUG, "heartbeat: %s", error)
                 self._reached, self.refusing = False, reason
             await self._port.sleep(self._rounds.pause(self._pause) if self._reached else self._every)
 
@@ -248,7 +248,7 @@ def _read(id: str, card: bytes | None, left_ms: float) -> Replica:
             diverged=dict(stated.get("diverged", {})),
         )
     except (CorruptState, AttributeError, TypeError, ValueError) as error:
-        log.warning("what replica %s reports cannot be read: %s", id, error)
+        log.warning("the heartbeat of replica %s cannot be read: %s", id, error)
         return Replica(id, "", 0, "", 0.0, 0.0, 0.0, {}, {}, {})
 
 

@@ -475,7 +475,7 @@ async def test_a_handler_that_hangs_is_named_in_the_log(store: Any, caplog: Any,
             await store.emit("a.b", {"n": n}, subject="s")
 
         def said() -> list[str]:
-            return [each for each in caplog.messages if "hanging has been at a.b" in each]
+            return [each for each in caplog.messages if "hanging has been handling a.b" in each]
 
         await until(said)
         await asyncio.sleep(0.4)

@@ -110,7 +110,7 @@ def test_each_epoch_has_a_line_that_says_why_it_began_and_what_was_lost(
         lines = {line.epoch: line for line in caplog.records if hasattr(line, "epoch")}
     first, restarted, older = (lines[epoch] for epoch in epochs)
     assert (first.levelname, first.former_epoch) == ("INFO", "")
-    assert "nothing was there before to lose" in first.getMessage()
+    assert "the partition was empty before" in first.getMessage()
     assert [line.former_epoch for line in (restarted, older)] == epochs[:2]
     assert (restarted.levelname, restarted.put_back) == ("INFO", 0)
     assert "and has everything that SQL and the running replicas know of" in restarted.getMessage()

@@ -139,7 +139,7 @@ FAULTS = {
     "SQL was restored": Fault(
         sql_was_restored,
         "partition [0-3].*(SQL is older|do not fit|lacks|SQL has)",
-        "journal and archive do not fit|SQL is older",
+        "journal and archive do not match|SQL is older",
         "distributed_state_partition_diverged == 1",
         "^ArchiveDiverged$",
     ),

@@ -48,7 +48,10 @@ def test_every_error_has_a_status(kind: type[StateError]) -> None:
 
 
 def test_a_turn_whose_end_is_unknown_may_be_repeated_by_its_request_id_and_else_is_to_be_read_first() -> None:
-    for request_id, said in ("r", "the turn is applied"), (None, "it may have been applied: read the record before"):
+    for request_id, said in (
+        ("r", "the turn is applied"),
+        (None, "the write may have been applied: read the record before"),
+    ):
         response = refusal(DurabilityUnknown("applied", version=3, request_id=request_id))
         assert (response.status_code, response.headers.get("retry-after")) == (503, "1")
         assert json.loads(bytes(response.body))["detail"].startswith(said)

@@ -176,7 +176,7 @@ async def test_who_is_nobody_is_told_no_address_by_readyz(monkeypatch: pytest.Mo
         served = Served(store, Access(tokens=True))
         public = await served.ask("GET", "/readyz")
         assert public.status_code == 503
-        assert public.json()["redis"] == "cannot be used now; the log says why"
+        assert public.json()["redis"] == "cannot be used now; see the log"
         assert "10.0.0.7" not in public.text
         transport = httpx.ASGITransport(served.service.ops, client=("10.1.2.3", 5000))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as operator:

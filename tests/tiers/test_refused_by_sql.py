@@ -151,7 +151,7 @@ async def test_a_full_tablespace_stops_only_those_who_need_it_and_is_named_until
                 await mine.set("k", 4, durability="archived")
             assert core(store)._lifecycle.cold.version("session:mine") == 2
             (found,) = await findings(store, f"partition {partition}")
-            assert re.search(rf"SQL does not take entry \d+ \(session:mine version 3\): .*{SAID}", found), found
+            assert re.search(rf"SQL does not accept entry \d+ \(session:mine version 3\): .*{SAID}", found), found
             assert scrape("partition_diverged", str(partition)) == 1
             assert scrape("quarantined_entries") in (None, 0)
         finally:

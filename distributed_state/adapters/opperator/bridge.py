@@ -156,7 +156,7 @@ class Bridge:
             more = {"error": content["error"]} if "error" in content else {}
             line = wire.log(content["level"], content["message"], more | content["fields"])
             if dropped := self._out.send_log(line):
-                text = "log lines were dropped: the daemon reads slowly"
+                text = "log lines were dropped, because the daemon reads slowly"
                 self._out.send(wire.log("warning", text, {"dropped": dropped}))
         elif kind == "started":
             self._out.send(wire.command_registry(self._display.visible["commands"]))

@@ -408,7 +408,7 @@ class ProcessWorker(Worker):
                     await self._reports.get()  # it has closed its store
                 self._process.wait(_STOP_SECONDS)
         except (TimeoutError, WorkerDied):
-            log.warning("worker %d had to be ended", self._process.pid)
+            log.warning("worker %d did not end and was killed", self._process.pid)
         finally:
             self._process.end()
 

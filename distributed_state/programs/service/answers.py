@@ -99,21 +99,23 @@ _LATER = frozenset({423, 429, 503})  # the same request may be repeated after a 
 # Clients get the texts of these errors, which are about the request. For all other errors they get a text of _SAID.
 PUBLIC = (Unauthenticated, AccessDenied, NotFound, Conflict, InvalidTransition, Interrupted, Deleted, InvalidValue)
 _SAID: dict[type[BaseException], str] = {
-    Locked: "somebody else holds the record",
+    Locked: "another caller holds the record's lease",
     Fenced: "the lease was lost, and nothing was written",
     WarmUnavailable: "the store did not answer in time; repeat the request with the same Idempotency-Key",
-    ColdUnavailable: "the archive did not answer in time, and only it has the answer",
+    ColdUnavailable: "the archive did not answer in time, and the answer is only there",
     RecoveryInProgress: "the store is recovering; nothing was written",
-    Backpressure: "the store is full for now; nothing was written",
+    Backpressure: "the store is temporarily full; nothing was written",
     Unavailable: "the service cannot answer this now; repeat a write with the same Idempotency-Key",
-    CorruptState: "stored data cannot be read; the log says which",
-    NotPermitted: "the store does not let the service in; its log says why",
-    ConfigurationError: "the service is not set up for this; its log says why",
-    StateError: "the worker failed; its log says how",
+    CorruptState: "stored data cannot be read; see the service's log",
+    NotPermitted: "the store refuses the service's login; see the service's log",
+    ConfigurationError: "the service is not configured for this; see its log",
+    StateError: "the worker failed; see its log",
 }
 # A turn that is repeated with its request id is completed; without one the repetition would be a second turn.
-_APPLIED = "the turn is applied, not all that belongs to it is: repeat it under its request id"
-_UNKNOWN = "it may have been applied: read the record before it is sent again, and send it with an Idempotency-Key"
+_APPLIED = "the turn is applied, but some of its changes to other records are not: repeat it with the same request id"
+_UNKNOWN = (
+    "the write may have been applied: read the record before you repeat it, and repeat it with an Idempotency-Key"
+)
 _HTTP = {
     404: "NotFound",
     405: "MethodNotAllowed",
@@ -156,14 +158,14 @@ def refusal(error: Exception, request: Request | None = None) -> Response:
         return _refused(name, str(error.detail), error.status_code, request, dict(error.headers or {}))
     status = next((STATUS[kind] for kind in type(error).__mro__ if kind in STATUS), 500)
     if not isinstance(error, StateError):
-        log.error("a request failed", exc_info=error)
+        log.error("request failed", exc_info=error)
         return _refused("InternalError", _SAID[StateError], 500, request, {})
     if status == 500 or isinstance(error, NotPermitted):
-        log.error("a request failed: %s: %s", type(error).__name__, error)
+        log.error("request failed: %s: %s", type(error).__name__, error)
     elif status == 501:
         log_seldom(str(error))
     elif status == 503:
-        log.info("a request was refused: %s: %s", type(error).__name__, error)
+        log.info("request refused: %s: %s", type(error).__name__, error)
     found = _conditional(error, status, request)
     return _refused(type(error).__name__, said(error), found, request, {}, _found(error))
 
@@ -174,7 +176,7 @@ def log_seldom(problem: str) -> None:
     now = time.monotonic()
     if now - _logged.get(about, -_QUIET) >= _QUIET:
         _logged[about] = now
-        log.warning("a request was refused: %s", problem)
+        log.warning("request refused: %s", problem)
 
 
 def said(error: StateError) -> str:
@@ -404,7 +406,7 @@ class EventStream(Response):
         try:
             await self._events.close()
         except StateError as error:
-            log.warning("events: %s", error)
+            log.warning("an event stream ended: %s", error)
 
 
 class Positions:
@@ -435,7 +437,7 @@ class Positions:
             data = urlsafe_b64decode(sealed.encode())
             return self._cipher.decrypt(data[:_NONCE], data[_NONCE:], self._tenant).decode().rstrip()
         except (InvalidTag, ValueError) as error:
-            raise InvalidValue("this is not a position of a stream of events of this tenant") from error
+            raise InvalidValue("this is not a position in this tenant's event stream") from error
 
 
 # Downloads

@@ -68,7 +68,7 @@ from distributed_state.values.keys import Keys
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-_NOT_USABLE = "cannot be used now; the log says why"
+_NOT_USABLE = "cannot be used now; see the log"
 _PREFIX = "distributed_state_http"
 _OTHERS = "others"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -195,25 +195,27 @@ class Measures:
             f"{_PREFIX}_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
         )
         self._seconds = Histogram(
-            f"{_PREFIX}_request_seconds", "Time until the answer.", ["method", "route"], registry=self.registry,
-            buckets=_SECONDS,
+            f"{_PREFIX}_request_seconds", "Seconds until the answer was sent.", ["method", "route"],
+            registry=self.registry, buckets=_SECONDS,
         )  # fmt: skip
         for name, text, read in (
-            ("requests_running", "Requests that are running.", running),
-            ("event_streams", "Readers of events.", streams),
-            ("ready", "Whether this worker serves: 0 until it has opened its store, and while it ends.", ready),
+            ("requests_running", "Requests in progress.", running),
+            ("event_streams", "Open event streams.", streams),
+            ("ready", "1 while this worker serves requests, 0 while it starts or stops.", ready),
         ):
             Gauge(f"{_PREFIX}_{name}", text, registry=self.registry).set_function(read)
 
     def by_tenant(self, most: int) -> None:
         """Also count by tenant from now on: the first `most` tenants, and all others as one."""
         self._named, self._most = set[str](), most
-        text, labels = "of a tenant; tenants above the maximum number of labels are 'others'.", ["tenant"]
+        text, labels = "by tenant; tenants beyond the maximum number of labels count as 'others'.", ["tenant"]
         prefix = "distributed_state_tenant"
         self._of_tenant = Counter(
             f"{prefix}_requests", f"Requests answered, {text}", [*labels, "status"], registry=self.registry
         )
-        self._bytes = Counter(f"{prefix}_bytes", f"Bytes of bodies and answers, {text}", labels, registry=self.registry)
+        self._bytes = Counter(
+            f"{prefix}_bytes", f"Bytes of request bodies and answers, {text}", labels, registry=self.registry
+        )
 
     def of_tenant(self, tenant: str, status: int, size: int) -> None:
         """Count one request of a tenant; `size` is the bytes of its body and its answer."""
@@ -274,7 +276,7 @@ class Work:
                 task.cancel()
         if not task.done():
             raise Unavailable(
-                f"abandoned after {seconds:g} s or as the worker stops; a turn with a request_id may be repeated"
+                f"abandoned after {seconds:g} s or because the worker stops; a turn with a request_id may be repeated"
             )
         try:
             return task.result()

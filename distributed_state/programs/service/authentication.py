@@ -426,7 +426,7 @@ class AccessTokens:
             self._reading = None
 
     async def _ask_some(self, ids: list[str]) -> None:
-        assert self._find is not None, "begin comes first"
+        assert self._find is not None, "call begin() first"
         if self._silent:
             await self._refuse_revoked([id for id in ids if id in self._known])
         began = time.monotonic()
@@ -443,7 +443,7 @@ class AccessTokens:
 
     async def _refuse_revoked(self, ids: list[str]) -> None:
         """Refuse those tokens that were revoked while SQL did not answer."""
-        assert self._find_revoked is not None, "begin comes first"
+        assert self._find_revoked is not None, "call begin() first"
         try:
             revoked = await self._find_revoked(ids) if ids else set[str]()
         except StateError as error:
@@ -626,7 +626,7 @@ class Strangers:
     async def wait(self, found: asyncio.Future[T], seconds: float) -> T:
         """Wait for a result. Raises TimeoutError, and HTTPException 429 at once if too many wait."""
         if self._waiting >= self._most:
-            raise HTTPException(429, f"this worker already finds out whose {self._most} requests are")
+            raise HTTPException(429, f"this worker is already authenticating {self._most} requests")
         self._waiting += 1
         try:
             async with asyncio.timeout(seconds):
@@ -725,7 +725,7 @@ def require_loopback(address: str) -> None:
     if not ipaddress.ip_address(address.partition("%")[0]).is_loopback:
         raise ConfigurationError(
             f"listening on {address} without authentication would give everyone access to all data: "
-            "name --tokens, --jwt-issuer or --trust-proxy, or listen on 127.0.0.1; --insecure listens all the same"
+            "name --tokens, --jwt-issuer or --trust-proxy, listen on 127.0.0.1, or use --insecure"
         )
 
 
@@ -743,5 +743,7 @@ class KnownHosts:
         if scope["type"] == "http":
             given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
             if not self._hosts.allow(given):
-                app = await self._refuse(Request(scope), HTTPException(421, "it is not called by this name"))
+                app = await self._refuse(
+                    Request(scope), HTTPException(421, "this service does not serve this host name")
+                )
         await app(scope, receive, send)

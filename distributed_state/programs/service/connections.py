@@ -74,7 +74,9 @@ class Connections:
         most = self.limits.per_address
         if most and self._addresses[connection.address] > most:
             return f"this worker has {most} connections of your address"
-        if len(self._all) > self.most and not self._evict_one(connection, "the worker needs its connection"):
+        if len(self._all) > self.most and not self._evict_one(
+            connection, "the worker needed the connection for another client"
+        ):
             return f"this worker has {self.most} connections"
         return ""
 
@@ -123,7 +125,7 @@ class Connections:
             return True
         for waiting in (self._strangers, self._known):
             for each in [each for each in waiting if each.held and each is not connection]:
-                self._evict(each, "the worker needs the memory")
+                self._evict(each, "the worker needed the memory for another client")
                 if self.budget.has_room:
                     return True
         return False
@@ -145,7 +147,7 @@ class Connections:
             for each in list(self._all):
                 each.look(now)
             if self.evicted:
-                log.warning("disconnected %d clients that were waited for, to make room", self.evicted)
+                log.warning("disconnected %d slow clients to make room", self.evicted)
                 self.evicted = 0
             if self._gone >= _CROWD:
                 trim_memory()
@@ -319,7 +321,7 @@ class Connection(H11Protocol):
             return  # the request may still run for a moment, and these bytes would never be subtracted
         self._kept += size
         if not self._all.hold(self, size):
-            self.end(503, "this worker holds as many bytes of requests and answers as it may")
+            self.end(503, "this worker holds the maximum number of bytes of requests and answers")
 
     def pay(self, taken: Taken) -> None:
         """Let the bytes taken from the budget cover the coming answer."""

@@ -324,7 +324,7 @@ class Quota:
         for prefix, count in counts.items():
             if count.found + more > most:
                 wait = str(max(1, int(count.until - self._clock())))
-                detail = f"there are {count.found} {_NAMES[kind]} of {prefix!r:.80}, of {most} that may be"
+                detail = f"{prefix!r:.80} already has {count.found} {_NAMES[kind]} of at most {most}"
                 raise HTTPException(429, detail, {"Retry-After": wait})
         for count in counts.values():
             count.found += more
@@ -467,7 +467,7 @@ class Budget:
             self._press(waiting)
             self._grant()
         if not waiting.granted.done():
-            detail = f"this worker holds as many bytes of requests and answers as it may, {self.most}"
+            detail = f"this worker holds the maximum number of bytes of requests and answers, {self.most}"
             raise HTTPException(503, detail, {"Retry-After": "1"})
 
     def change(self, taken: Taken, size: int) -> None:

@@ -69,7 +69,7 @@ _OF_KEYS = re.compile(r"[;,] [^;,]*Idempotency-Key")
 _COPIES = 5  # of an answer in memory: stored, as values, as JSON, and as JSON within JSON
 _LAST = 100  # messages of a resource
 _INSTRUCTIONS = """\
-Durable state of agents: sessions with fields, messages and notes, shared by all who work on them.
+Durable state of agents: sessions with fields, messages and notes, shared by all agents that work on them.
 Read the state before you change it, and give its version as expect_version. Keep in notes what must be remembered."""
 Context = ServerRequestContext[Any, Any]
 
@@ -184,7 +184,7 @@ def _name(quoted: str) -> str:
     try:
         return as_text.read(quoted.encode("utf-8", "surrogatepass"))
     except UnicodeDecodeError as error:
-        raise InvalidValue("the session is not UTF-8 where its % are decoded") from error
+        raise InvalidValue("the session is not UTF-8 after percent-decoding") from error
 
 
 async def _run(asked: Asked, tool: type[Tool], given: dict[str, Any] | None) -> str:
@@ -342,7 +342,7 @@ def default_session(asked: Asked) -> str:
     """The session that the header names. Raises InvalidValue if none is named."""
     named = requests.header(asked.request, SESSION)
     if not named:
-        raise InvalidValue("name the session: give its id as `session`, or let the client send the header X-Session-Id")
+        raise InvalidValue("name the session: give its id as `session`, or send the header X-Session-Id")
     return named
 
 
@@ -437,8 +437,8 @@ class ReadMessages(OfSession):
     name: ClassVar[str] = "read_messages"
     right: ClassVar[Right] = "read"
     limit: Limit = Field(20, description="How many messages at most.")
-    before: Version | None = Field(None, description="Only messages with a smaller number: the last of them.")
-    after: Version | None = Field(None, description="Only messages with a greater number: the first of them.")
+    before: Version | None = Field(None, description="Only messages with a smaller number; returns the last of them.")
+    after: Version | None = Field(None, description="Only messages with a greater number; returns the first of them.")
 
     async def run(self, asked: Asked) -> Any:
         """The messages, oldest first, and whether the page is full."""
@@ -471,7 +471,7 @@ class AddNote(OfSession):
 
     name: ClassVar[str] = "add_note"
     right: ClassVar[Right] = "write"
-    note: Any = Field(description="The note: a text, or any JSON value.")
+    note: Any = Field(description="The note: any JSON value.")
     key: str | None = Field(None, description="Name of the note, such as a topic; one is made if left out.")
 
     async def run(self, asked: Asked) -> Any:
@@ -549,7 +549,7 @@ class History(OfSession):
         context = context_of(self.chosen(asked))
         changes = await records.read_history(context, asked.limits, after=self.after, limit=self.limit)
         if not changes and not self.after:
-            raise NotFound("there is no such session, or nothing of its history is left")
+            raise NotFound("there is no such session, or its history was purged")
         return {
             "changes": [
                 {

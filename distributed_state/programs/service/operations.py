@@ -74,7 +74,7 @@ def operations(events: Serve) -> list[Operation]:
                   answer=admin.Partitions),
         Operation("GET", f"{PREFIX}/leases", "admin", leases.listing, "List the leases that are held",
                   answer=leases.Leases),
-        Operation("GET", f"{PREFIX}/tenants", "admin", admin.tenants, "List what tenants ask of this worker",
+        Operation("GET", f"{PREFIX}/tenants", "admin", admin.tenants, "List each tenant's use of this worker",
                   answer=admin.Tenants),
         Operation("GET", f"{PREFIX}/findings", "admin", admin.findings, "Examine the servers and the fleet",
                   answer=admin.Findings),
@@ -84,11 +84,11 @@ def operations(events: Serve) -> list[Operation]:
                   status=201),
         Operation("GET", f"{PREFIX}/tokens", "admin", admin.list_tokens, "List tokens", answer=admin.Tokens),
         Operation("DELETE", f"{PREFIX}/tokens/{{token}}", "admin", admin.revoke_token,
-                  "Refuse a token, and what it made", answer=admin.Token),
-        Operation("GET", f"{PREFIX}/caller", "read", admin.who, "Read who is asking", answer=admin.Who),
+                  "Revoke a token and the tokens that it made", answer=admin.Token),
+        Operation("GET", f"{PREFIX}/caller", "read", admin.who, "Read the caller", answer=admin.Who),
         Operation("POST", f"{PREFIX}/maintenance/compact", "admin", admin.compact, "Pack old history",
                   answer=admin.Counts),
-        Operation("POST", f"{PREFIX}/maintenance/purge", "admin", admin.purge, "Remove what is old",
+        Operation("POST", f"{PREFIX}/maintenance/purge", "admin", admin.purge, "Remove old data",
                   answer=admin.Counts),
     ]  # fmt: skip
     return many
@@ -101,11 +101,11 @@ def _conversations() -> list[Operation]:
     return [
         Operation("POST", f"{one}/turns", "write", conversations.turn, "Serve one request in a turn",
                   answer=conversations.Turned, headers=_WRITE),
-        Operation("GET", f"{one}/turns/{{request}}", "read", conversations.answered_turn, "Read what a request came to",
+        Operation("GET", f"{one}/turns/{{request}}", "read", conversations.answered_turn, "Read a request's result",
                   answer=conversations.Turned),
         Operation("GET", one, "read", conversations.read, "Read a conversation", answer=conversations.Conversation,
                   headers=_READ),
-        Operation("POST", every, "write", create, "Begin a conversation", answer=requests.Begun, status=201,
+        Operation("POST", every, "write", create, "Create a conversation", answer=requests.Begun, status=201,
                   headers=_BEGIN),
         Operation("GET", every, "read", listing, "List conversations", answer=search.Conversations),
         Operation("GET", f"{one}/messages", "read", conversations.message_page, "Read a page of messages",
@@ -114,15 +114,15 @@ def _conversations() -> list[Operation]:
                   answer=conversations.Appended, status=201, headers=_WRITE),
         Operation("PUT", f"{one}/messages", "write", conversations.replace, "Replace messages", answer=requests.Written,
                   headers=_WRITE),
-        Operation("DELETE", f"{one}/messages/last", "write", conversations.pop, "Take the last message back",
+        Operation("DELETE", f"{one}/messages/last", "write", conversations.pop, "Remove the last message",
                   answer=conversations.Popped, headers=_WRITE),
-        Operation("GET", f"{one}/transcript", "read", conversations.transcript, "Read messages as they were given",
+        Operation("GET", f"{one}/transcript", "read", conversations.transcript, "Read the transcript",
                   answer=conversations.Transcript, headers=_READ),
         Operation("GET", f"{one}/messages/{{number:number}}", "read", conversations.one_message, "Read one message",
                   answer=conversations.Single),
-        Operation("GET", f"{one}/lifetime", "read", conversations.read_lifetime, "Read how long a conversation lives",
+        Operation("GET", f"{one}/lifetime", "read", conversations.read_lifetime, "Read a conversation's lifetime",
                   answer=conversations.Lives),
-        Operation("PUT", f"{one}/lifetime", "write", conversations.put_lifetime, "Set how long a conversation lives",
+        Operation("PUT", f"{one}/lifetime", "write", conversations.put_lifetime, "Set a conversation's lifetime",
                   answer=requests.Written, headers=_WRITE),
     ]  # fmt: skip
 
@@ -138,7 +138,7 @@ def _records(scope: Scope) -> list[Operation]:
         *_fields(line), *_items(line), *_past(line), *_whole(line),
         line("POST", "/writes", "write", fields.write_whole, "Make one write", answer=fields.WholeWritten,
              headers=_WRITE),
-        line("POST", "/changes", "write", fields.change_field, "Change a field by what it holds",
+        line("POST", "/changes", "write", fields.change_field, "Change a field, based on its value",
              answer=fields.FieldChanged, headers=_WRITE),
     ]  # fmt: skip
     if scope != "session":
@@ -146,7 +146,7 @@ def _records(scope: Scope) -> list[Operation]:
     if scope == "task":
         create, listing = partial(conversations.create, scope), partial(search.listing, scope)
         found += [
-            Operation("POST", f"{PREFIX}/tasks", "write", create, "Begin a task", answer=requests.Begun, status=201,
+            Operation("POST", f"{PREFIX}/tasks", "write", create, "Create a task", answer=requests.Begun, status=201,
                       headers=_BEGIN),
             Operation("GET", f"{PREFIX}/tasks", "read", listing, "List tasks", answer=search.Tasks),
         ]  # fmt: skip
@@ -154,7 +154,7 @@ def _records(scope: Scope) -> list[Operation]:
         listing = partial(search.listing, scope)
         found += [
             Operation("GET", f"{PREFIX}/users", "read", listing, "List users", answer=search.Users),
-            line("DELETE", "/traces", "delete", records.forget, "Remove every trace", answer=records.Forgotten),
+            line("DELETE", "/traces", "delete", records.forget, "Erase all data", answer=records.Forgotten),
         ]
     return found
 
@@ -191,8 +191,8 @@ def _past(line: Line) -> list[Operation]:
              copies=_PAST),
         line("GET", "/versions/{version:number}/diff", "read", history.diff, "Compare two versions",
              answer=history.Difference, copies=2 * _PAST),
-        line("GET", "/overview", "read", history.overview, "Read as much as fits on a page", answer=history.Overview),
-        line("GET", "/timeline", "read", history.timeline, "Read what happened to the state", answer=history.Timeline),
+        line("GET", "/overview", "read", history.overview, "Read an overview of one page", answer=history.Overview),
+        line("GET", "/timeline", "read", history.timeline, "Read the events of the state", answer=history.Timeline),
         line("GET", "/forks", "read", history.list_forks, "List the forks", answer=history.Forks),
         line("GET", "/checkpoints", "read", history.checkpoints, "List the checkpoints", answer=history.Checkpoints),
         line("POST", "/checkpoints", "write", history.make_checkpoint, "Make a checkpoint", answer=requests.Written,
@@ -208,12 +208,12 @@ def _past(line: Line) -> list[Operation]:
 
 def _whole(line: Line) -> list[Operation]:
     return [
-        line("POST", "/lease", "write", leases.take, "Take the lease", answer=leases.Taken, status=201),
+        line("POST", "/lease", "write", leases.take, "Acquire the lease", answer=leases.Taken, status=201),
         line("PUT", "/lease", "write", leases.renew, "Renew the lease", answer=leases.Taken, headers=_HELD),
         line("DELETE", "/lease", "write", leases.release, "Release the lease", answer=leases.Released, headers=_HELD),
-        line("PUT", "/lease/{token:number}", "admin", leases.take_over, "Take somebody's lease over",
+        line("PUT", "/lease/{token:number}", "admin", leases.take_over, "Take over another caller's lease",
              answer=leases.Taken),
-        line("DELETE", "/lease/{token:number}", "admin", leases.end, "End somebody's lease", answer=leases.Released),
+        line("DELETE", "/lease/{token:number}", "admin", leases.end, "End a lease", answer=leases.Released),
         line("DELETE", "", "delete", records.delete, "Delete the state", answer=requests.Versioned, headers=(IF_MATCH,
              LEASE)),
         line("DELETE", "/everything", "delete", records.erase, "Erase the state and the history", answer=records.Erased,
@@ -230,7 +230,7 @@ _HEADER_TEXTS = {
     IF_NONE_MATCH: "Read: 304 if the record is still at one of these. Write: `*`, only if it is not there yet.",
     IDEMPOTENCY_KEY: "The request is applied once, however often it is sent with this key; 422 with another body. "
     "Use a random value: callers without their own token or actor share one set of keys.",
-    LEASE: "Write under this lease, as it was given; 412 if it has ended.",
+    LEASE: "Write under this lease, exactly as it was returned; 412 if it has ended.",
     LAST_EVENT_ID: "Continue after this position; it overrides `since`.",
 }
 _SERVERS = {

@@ -301,7 +301,7 @@ def expected(expect: Values | None, absent: list[str], present: list[str]) -> di
     for names, word in (absent, ABSENT), (present, PRESENT):
         for name in names:
             if name in found:
-                raise InvalidValue(f"{name!r:.80}: two things are expected of it")
+                raise InvalidValue(f"{name!r:.80}: only one condition is allowed for it")
             found[name] = word
     return found
 
@@ -394,7 +394,7 @@ class NamedRoute(Route):
                 if not _take(found, name, kind, parts[at], encoded):
                     return _NONE
             except ValueError:
-                problem = f"{name}: not {'base64url of ' if encoded else ''}UTF-8 where its % are decoded"
+                problem = f"{name}: not {'base64url of ' if encoded else ''}UTF-8 after percent-decoding"
         params = {**scope.get("path_params", {}), **found}
         child = {"endpoint": self.endpoint, "path_params": params, ROUTE: self.path, UNREADABLE: problem}
         served = not self.methods or scope["method"] in self.methods
@@ -517,7 +517,7 @@ def pairs(request: Request) -> list[tuple[str, str]]:
         found = parse_qsl(text, keep_blank_values=True, errors="surrogatepass")
         return [(name, as_text.checked(value)) for name, value in found]
     except UnicodeDecodeError as error:
-        raise InvalidValue("the query is not UTF-8 where its % are decoded") from error
+        raise InvalidValue("the query is not UTF-8 after percent-decoding") from error
 
 
 def next_page(request: Request, end: Any, order: str = "asc") -> dict[str, str]:
@@ -614,7 +614,7 @@ def body(request: Request, limits: Limits, model: type[B]) -> B:
         raise HTTPException(415, f"a body is application/json, not {kind[:80] or 'without a Content-Type'}")
     if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         # A few kilobytes of compressed data may become gigabytes.
-        raise HTTPException(415, f"a body is not compressed or encoded: it came as {coding[:80]!r}")
+        raise HTTPException(415, f"a body must not be compressed or encoded; Content-Encoding is {coding[:80]!r}")
     data: bytes = request.state.body
     try:
         # orjson is not used: it reads large integers as floats, and a value must be returned unchanged. The text must

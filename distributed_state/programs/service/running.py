@@ -118,7 +118,7 @@ def serve(
 
         factory = uvloop.new_event_loop
     if "FORWARDED_ALLOW_IPS" in os.environ:
-        log.warning("FORWARDED_ALLOW_IPS is not read: name the proxies that are believed by trust_proxy")
+        log.warning("FORWARDED_ALLOW_IPS is ignored: name trusted proxies with trust_proxy")
     limits = limits or Limits()
     authentication = Authentication(access, strangers=limits.requests)
     service = Service(limits, authentication, ops_apart=ops_port is not None, origins=origins, more=more)
@@ -261,7 +261,7 @@ async def _close(store: AsyncStateStore, limits: Limits) -> bool:
     closing = asyncio.create_task(store.close())
     done, _ = await asyncio.wait((closing,), timeout=limits.close)
     if not done:
-        log.warning("a server does not answer: exiting without closing its connections")
+        log.warning("Redis or SQL does not answer: exiting without closing its connections")
     return bool(done)
 
 

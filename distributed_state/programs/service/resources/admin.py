@@ -158,7 +158,7 @@ async def tenants(asked: Asked) -> Response:
 def _of_all_tenants(asked: Asked) -> None:
     """Raise AccessDenied for a caller of one tenant, where no call to the store would ask its policy."""
     if asked.caller.prefix:
-        raise AccessDenied(f"{asked.caller.actor!r:.80} is of one tenant, and this is of all")
+        raise AccessDenied(f"{asked.caller.actor!r:.80} belongs to one tenant, and this concerns all tenants")
 
 
 class Who(Answer):
@@ -255,7 +255,9 @@ async def create_token(asked: Asked, given: MakeToken) -> Response:
     prefix = _prefix(asked, given)
     more = set(given.rights) - asked.caller.rights
     if more:
-        raise AccessDenied(f"{asked.caller.actor!r:.80} has no right to {', '.join(sorted(more))}, and can give none")
+        raise AccessDenied(
+            f"{asked.caller.actor!r:.80} has no right to {', '.join(sorted(more))}, so it cannot grant it"
+        )
     id, text = access_tokens.make()
     made = await lifecycle_of(asked.store).tiers().port.sql(
         partial(
@@ -308,7 +310,7 @@ def _prefix(asked: Asked, given: MakeToken) -> str:
     own = asked.caller.prefix
     if given.all_tenants:
         if own or given.tenant is not None:
-            raise InvalidValue("all_tenants is for a caller of all tenants, and in place of a tenant")
+            raise InvalidValue("all_tenants replaces a tenant, and needs a caller without a tenant")
         return ""
     if given.tenant is None:
         if not own:
@@ -316,7 +318,7 @@ def _prefix(asked: Asked, given: MakeToken) -> str:
         return own
     prefix = access_tokens.prefix_of(given.tenant)
     if not prefix.startswith(own):
-        raise AccessDenied(f"{asked.caller.actor!r:.80} is of another tenant")
+        raise AccessDenied(f"{asked.caller.actor!r:.80} belongs to another tenant")
     return prefix
 
 

@@ -200,7 +200,7 @@ async def turn(asked: Asked, given: Turn) -> Response:
     """Serve one request to a conversation."""
     key = records.key_of(asked)
     if key is not None and given.request_id not in (None, key):
-        raise InvalidValue("request_id and Idempotency-Key are two: give one")
+        raise InvalidValue("give request_id or Idempotency-Key, not both")
     key = given.request_id if key is None else key
     if "outcome" not in given.model_fields_set and not any(getattr(given, name) for name in _CHANGES):
         raise InvalidValue("a turn has messages, fields to set, an event, or other changes")
@@ -208,7 +208,7 @@ async def turn(asked: Asked, given: Turn) -> Response:
     noted = {} if key is None else {DIGEST: requests.digest(asked.request)}
     begins = wanted.exists is False
     if given.user is not None and not begins:
-        raise InvalidValue("user is the owner of a conversation that the turn begins: give If-None-Match: * with it")
+        raise InvalidValue("user sets the owner of a new conversation: give If-None-Match: * with it")
     session = await owned(asked, "session", given.user) if begins else records.handle(asked, "session")
     records.write_under_lease(asked, context_of(session))
     put = [name_of(each.collection, each.key) for each in given.items if not each.delete]
@@ -324,7 +324,7 @@ class Append(Body):
     """Messages to add."""
 
     messages: Annotated[Messages, Field(description="At least one.")]
-    revive: bool = Field(False, description="Begin a deleted or expired conversation again.")
+    revive: bool = Field(False, description="Start a deleted or expired conversation again.")
 
 
 class Appended(Answer):

@@ -124,7 +124,7 @@ class SetField(Body):
     @model_validator(mode="after")
     def _one(self) -> SetField:
         if ("value" in self.model_fields_set) is (self.bytes is not None):
-            raise ValueError("give a value or bytes, one of them")
+            raise ValueError("give either a value or bytes")
         return self
 
 
@@ -202,7 +202,7 @@ class FieldChange(Body):
     @model_validator(mode="after")
     def _one(self) -> FieldChange:
         if sum(each is not None for each in (self.add, self.merge, self.extend)) != 1:
-            raise ValueError("give add, merge or extend, one of them")
+            raise ValueError("give exactly one of add, merge and extend")
         return self
 
     @property
@@ -376,7 +376,7 @@ class ItemChange(Body):
     @model_validator(mode="after")
     def _one(self) -> ItemChange:
         if ("value" in self.model_fields_set) + (self.bytes is not None) + self.delete != 1:
-            raise ValueError("give a value, bytes or delete, one of them")
+            raise ValueError("give exactly one of value, bytes and delete")
         return self
 
     def build(self, changes: Changes | AsyncTurn) -> None:
@@ -385,7 +385,7 @@ class ItemChange(Body):
         absent, present = self.expect == "absent", self.expect == "present"
         if self.delete:
             if absent or self.keep:
-                raise InvalidValue(f"item {key!r:.80}: it is to be deleted, so it is neither kept nor to be absent")
+                raise InvalidValue(f"item {key!r:.80}: delete cannot be combined with keep or with expect 'absent'")
             changes.delete_item(collection, key, if_present=present)
             return
         value = self.value if self.bytes is None else as_text.bytes_of(self.bytes, key)

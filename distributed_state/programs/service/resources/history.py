@@ -459,7 +459,7 @@ class Rollback(Body):
     @model_validator(mode="after")
     def _one(self) -> Rollback:
         if sum(each is not None for each in (self.steps, self.label, self.version, self.checkpoints)) > 1:
-            raise ValueError("give one of steps, label, version and checkpoints")
+            raise ValueError("give exactly one of steps, label, version and checkpoints")
         return self
 
 

@@ -23,7 +23,7 @@ from distributed_state.results import HeldLease
 from distributed_state.values.model import Scope
 from distributed_state.warm.lease import CarriedLease
 
-_Ttl = Annotated[float, Field(ge=1, le=600, description="Seconds until it ends, if it is not renewed.")]
+_Ttl = Annotated[float, Field(ge=1, le=600, description="Seconds until it ends unless it is renewed.")]
 _Wait = Annotated[float, Field(ge=0, le=30, description="Seconds to wait for the current holder.")]
 
 

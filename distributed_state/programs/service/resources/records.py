@@ -191,7 +191,9 @@ async def _once(once: OnceOnly, context: RecordContext, change: Write) -> Done:
     entry = await context.read(field=VERSION)
     for attempt in range(context.store.settings.conflict_retries):
         if entry.deleted and change.unique:
-            raise Deleted(f"what this request made was deleted at version {entry.version}", version=entry.version)
+            raise Deleted(
+                f"the record that this request created was deleted at version {entry.version}", version=entry.version
+            )
         draft, changes = change.made(context)
         context.allow_operations(draft)  # checked here, because a repeated request gets the first one's result
         done = once.answered(entry)
@@ -289,7 +291,7 @@ def lease_of(asked: Asked) -> CarriedLease | None:
         found = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode("ascii")
         return CarriedLease(found)
     except (ValueError, binascii.Error) as error:
-        raise InvalidValue("Lease is the value that the lease was granted with, unchanged") from error
+        raise InvalidValue("the Lease header must be the value that was returned with the lease, unchanged") from error
 
 
 def write_under_lease(asked: Asked, context: RecordContext) -> None:
@@ -409,7 +411,7 @@ def same_request(outcome: Any, digest: str, key: str) -> None:
 
 
 def _another(key: str | None) -> InvalidValue:
-    return InvalidValue(f"{IDEMPOTENCY_KEY} {key!r:.80} was used for another request already")
+    return InvalidValue(f"{IDEMPOTENCY_KEY} {key!r:.80} was already used for another request")
 
 
 _TAG = re.compile(r'"([^"]*)"')  # without the spaces around it: matching those took quadratic time
@@ -428,7 +430,7 @@ def id_of(asked: Asked) -> str:
 def within(asked: Asked, id: str) -> str:
     """The id, if the caller may name it. Raises AccessDenied."""
     if not id.startswith(asked.caller.prefix):
-        raise AccessDenied(f"ids of yours begin with {asked.caller.prefix!r}, not {id!r:.80}")
+        raise AccessDenied(f"your ids begin with {asked.caller.prefix!r}, not {id!r:.80}")
     return id
 
 

@@ -128,7 +128,7 @@ def narrowed(asked: Asked, prefix: str | None) -> str | None:
         return prefix
     if prefix is None or mine.startswith(prefix):
         return mine
-    raise AccessDenied(f"ids of yours begin with {mine!r}, not {prefix!r:.80}")
+    raise AccessDenied(f"your ids begin with {mine!r}, not {prefix!r:.80}")
 
 
 # Search
