@@ -116,7 +116,8 @@ def part_of(found: dict[str, Any], agent: str) -> dict[str, Any]:
     """
     agents = found.get("agents")
     if isinstance(agents, list):
-        agents = {each.get("name"): each for each in agents if isinstance(each, dict)}
+        named = [each for each in agents if isinstance(each, dict) and each.get("name") == agent]
+        agents = {agent: {name: value for name, value in named[-1].items() if name != "name"}} if named else {}
     if not isinstance(agents, dict):
         return found
     mine = agents.get(agent)

@@ -48,6 +48,19 @@ async def test_a_file_is_read_at_the_start_and_again_when_asked(store: Any, tmp_
         assert agent.config == expected
 
 
+@pytest.mark.only(warm="fake", cold="memory")
+async def test_a_list_of_agents_in_a_file_is_read_as_the_mapping_is(store: Any, tmp_path: Path) -> None:
+    mapping = "model: small\nagents:\n  Recorder: {interval: 5}\n  Other: {model: large}\n"
+    entries = "model: small\nagents:\n  - {name: Recorder, interval: 5}\n  - {name: Other}\n  - {name: [odd]}\n"
+    file = write(tmp_path / "agents.yaml", mapping)
+    agent = made(Recorder, store, config=file)
+    async with hosted(agent):
+        assert agent.config == {"model": "small", "interval": 5}
+        write(file, entries)
+        await ask(agent, "reload")
+        assert (agent.config, agent.saw) == ({"model": "small", "interval": 5}, []), "nothing changed"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
