@@ -633,9 +633,17 @@ def _model(kind: type[BaseAgent]) -> type[BaseModel] | None:
     return found
 
 
-def check_defaults(agent: object, name: str) -> None:
+def check_defaults(agent: BaseAgent, name: str) -> None:
     """Raise ConfigurationError if the agent's attribute of this name cannot be used as defaults."""
     found = getattr(agent, name)
-    if not callable(found) and not isinstance(found, Mapping):
-        text = f"{type(agent).__name__}.{name} is a mapping or a function that returns one"
+    if callable(found):
+        return
+    place = f"{type(agent).__name__}.{name}"
+    if not isinstance(found, Mapping):
+        text = f"{place} is a mapping or a function that returns one"
         raise ConfigurationError(f"{text}, not {type(found).__name__}")
+    try:
+        agent.agent_context.services.check_fields(found)
+    except InvalidValue as error:
+        text = f"{place}: {error}; for values that are made at run time, use a function that returns the mapping"
+        raise ConfigurationError(text) from error

@@ -58,6 +58,10 @@ class StoreServices:
         """Set the missing fields, once for each record and owner of the defaults; True if this call set them."""
         return await lifecycle.initialize(context_of(record), defaults, owner)
 
+    def check_fields(self, fields: Mapping[str, Any]) -> None:
+        """Raise InvalidValue if a session cannot have these fields."""
+        context_of(self.store.session("any")).changes().set_many(fields)
+
     def add_deletion_hook(self, hook: BeforeDeletion) -> None:
         """Await `hook(ref)` before this replica deletes or erases a record."""
         self._lifecycle.context.deleting.append(hook)

@@ -568,6 +568,17 @@ async def test_defaults_may_be_a_function_whose_result_is_the_fleets(opener: Any
     assert len(calls) <= 2, "not called any more"
 
 
+@pytest.mark.only(warm="fake", cold="memory")
+@pytest.mark.parametrize("name", ["conversation_defaults", "persistent_defaults"])
+@pytest.mark.parametrize("value", [time.time, object()])
+async def test_defaults_that_cannot_be_stored_are_refused_at_the_start(store: Any, name: str, value: Any) -> None:
+    agent = made(Recorder, store)
+    setattr(agent, name, {"notes": [], "created": value})
+    with pytest.raises(ConfigurationError, match=rf"Recorder\.{name}: created: .* JSON value.*a function that returns"):
+        async with hosted(agent):
+            pass
+
+
 # Commands
 
 
