@@ -22,6 +22,10 @@ class Own(Agent):
 
     def initialize(self) -> None:
         self.register_command("who", self.who)
+        self.register_command("fleet", self.fleet)
+
+    def fleet(self) -> list[str]:
+        return [agent["name"] for each in self.store.admin.replicas() for agent in each.status.get("agents", [])]
 
     def who(self) -> list[Any]:
         self.persistent.increment("asked")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from below import ROOT
+from below import ROOT, until
 from daemon import Here, started
 
 from distributed_state import ConfigurationError
@@ -43,6 +43,12 @@ def test_a_class_an_instance_and_a_factory_run_with_the_config_of_the_folder(tmp
         assert daemon.ask("who")[2] == {"poll_interval": 7}
         daemon.hang_up()
         assert process.wait(30) == 0
+
+
+@pytest.mark.wide
+async def test_an_agent_of_the_command_line_is_listed_with_the_fleets_replicas(tmp_path: Path) -> None:
+    with started(tmp_path, *command("Own")) as (daemon, _):
+        await until(lambda: daemon.ask("fleet") == ["own"], every=0.1)
 
 
 @pytest.mark.wide
