@@ -1,7 +1,7 @@
 """The complete examples of Opperator's own documents, with only the module of their import changed.
 
-The documents are not part of this repository. Without them these tests are skipped, and the pages
-docs/coming-from/opperator.md and opperator-lifecycle.md, whose programs behave alike, are what is tested.
+The documents are not part of this repository: without them these tests are skipped. The programs of the pages
+docs/coming-from/opperator.md and opperator-lifecycle.md, which behave alike, are always tested, as every page's are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DOCUMENTS = ROOT.parent / "shared" / "seeds"
 pytestmark = [
     pytest.mark.wide,
     pytest.mark.skipif(
-        not DOCUMENTS.is_dir(), reason="the documents are not in a clone: their pages are tested instead"
+        not DOCUMENTS.is_dir(), reason="../shared/seeds is not there; tests/documentation runs the pages' programs"
     ),
 ]
 
