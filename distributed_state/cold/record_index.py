@@ -130,7 +130,9 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
 def _refuse_unknown(entry: JournalEntry, partition: int, operations: Sequence[Op]) -> None:
     if unknown := {kind for kind, _, _ in operations} - KINDS:
         kind = min(unknown)
-        what = f"entry {entry.offset} of partition {partition} has a step {kind!r}, which this release does not know"
+        what = (
+            f"entry {entry.offset} of partition {partition} has an operation {kind!r}, which this release does not know"
+        )
         complaint = f"{what}: a newer one wrote it, and has to archive it"
         raise UnknownOperation(complaint, partition=partition, offset=entry.offset, kind=kind)
 

@@ -56,7 +56,7 @@ _FIRST_EVENT = re.compile(rb"e(\d+)$")
 _EACH_BYTES = 300
 _WORD_BYTES = 34
 _EXPECTATIONS = 15  # the index, in the arguments of commit.lua, of the number of expectations
-_BESIDE = (b"e", b"E", b"x", b"X")  # steps of `Draft.events`
+_BESIDE = (b"e", b"E", b"x", b"X")  # operations of `Draft.events`
 
 
 # One commit
@@ -119,13 +119,13 @@ def _of_entry(epoch: str, entry: JournalEntry) -> tuple[Any, ...]:
 
 
 def _operations(sent: Sequence[Any]) -> list[Operation]:
-    """The steps at the end of the arguments of commit.lua."""
+    """The operations at the end of the arguments of commit.lua."""
     first = _EXPECTATIONS + 1 + 2 * sent[_EXPECTATIONS]
     return [(sent[at], sent[at + 1], sent[at + 2]) for at in range(first, len(sent), 3)]
 
 
 def _written(done: Committed, sent: Sequence[Operation], record: bytes, owner: str) -> Iterator[Operation]:
-    """The steps as commit.lua wrote them."""
+    """The operations as commit.lua wrote them."""
     flags = done.flags
     yield from done.applied() or ()
     found = _FIRST_EVENT.search(flags)

@@ -44,7 +44,7 @@ class Draft(NamedTuple):
 
     - `kind`, `owner`, `actor`: stored in the journal. Kind '' means that the change is only checked.
     - `operations`: changes of fields, messages and items, as in `journal.Op`. `items`: whether any is about items.
-    - `events`: additional steps: lifecycle events ('e') and another lifetime ('x'); see steps.lua.
+    - `events`: additional operations: lifecycle events ('e') and another lifetime ('x'); see operations.lua.
     - `lifetime`: of a session that begins with this commit: idle and total, in ms, 0 for no end.
 
     Conditions, all checked by commit.lua:
@@ -52,8 +52,8 @@ class Draft(NamedTuple):
     - `expected`: the record's version, None for any; `epoch`: the epoch under which it was read, '' for any.
     - `deleted`: what to do with a deleted record; see commit.lua.
     - `expectations`: the store's own compare-and-swaps of stored bytes.
-    - `preconditions`: the user's, as pairs of field and commit.lua's word. `expected_items`: those on items, as steps
-      'A', 'P' and 'M'.
+    - `preconditions`: the user's, as pairs of field and commit.lua's word. `expected_items`: those on items, as
+      operations 'A', 'P' and 'M'.
 
     `level` is how durable the commit must be before it is acknowledged; None: the store's default. `creation` says what
     the caller knows of a record that is not in Redis: '*' if its id was just generated; the hydration token under which
@@ -109,21 +109,21 @@ class Committed(NamedTuple):
 
     @property
     def flags(self) -> bytes:
-        """The letters by which commit.lua reports what it added to the steps."""
+        """The letters by which commit.lua reports what it added to the operations."""
         return self.text.rpartition(b" ")[2]
 
     @property
     def first_items(self) -> list[Operation]:
-        """The step that commit.lua adds when a record gets its first items."""
+        """The operation that commit.lua adds when a record gets its first items."""
         return [(b"s", ITEMS, b"%d" % self.version)] if b"i" in self.flags else []
 
     @property
     def begun_again(self) -> list[Operation]:
-        """The step that commit.lua adds when it begins an expired record again."""
+        """The operation that commit.lua adds when it begins an expired record again."""
         return [(b"d", DELETED, b"")] if b"a" in self.flags else []
 
     def applied(self) -> list[Operation] | None:
-        """Return the steps as in the journal: with sums, numbers and times. None if the answer lacks some of these."""
+        """Return the operations as in the journal, with sums, numbers and times; None if the answer lacks any."""
         if self.first_message is None or self.results is None:
             return None
         number = self.first_message

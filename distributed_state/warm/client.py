@@ -72,7 +72,7 @@ class OpId:
 
     - `sequence`, `digest` name it; `oldest` is the sequence of this replica's first unanswered write to the record
       (RIFL, SOSP 2015).
-    - `record` is the record's text, `size` the bytes of the steps, `first` when it was begun, by the monotonic clock.
+    - `record` is the record's text, `size` the bytes of the operations, `first` its beginning by the monotonic clock.
     - `since_ms`: the write was not applied before that time of the server's clock. `doubted`: a reply was lost, so it
       may have been applied since. `eased_ms`: the last `since_ms` that was set back for another server's clock.
     - `lock_value`, `creation`: see commit.lua. `listening`: this replica's own channel, if it is subscribed to the
@@ -467,7 +467,7 @@ class Warm(RetryingClient):
 
 
 def _events(keys: RecordKeys, draft: Draft, creation: str) -> list[Operation]:
-    """Return the additional steps of a change, with those that a new session adds."""
+    """Return the additional operations of a change, with those that a new session adds."""
     events = list(draft.events)
     if keys.ref.scope == "session" and (creation or draft.deleted != "refuse"):
         # These are written only if the session begins with this commit. A rollback that restores a deleted session has

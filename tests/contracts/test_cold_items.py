@@ -218,7 +218,7 @@ def test_an_entry_with_an_unknown_step_is_not_passed(journal: Journal) -> None:
     other = Journal(journal.store, partition=1)
     other.commit(B, put("k", "1"))
     before = journal.store.cursors()
-    with pytest.raises(UnknownOperation, match=r"entry 3 of partition 0 has a step b'y'") as caught:
+    with pytest.raises(UnknownOperation, match=r"entry 3 of partition 0 has an operation b'y'") as caught:
         journal.store.archive([other.batch(), journal.batch()])
     assert (caught.value.partition, caught.value.offset, caught.value.kind) == (0, 3, b"y")
     assert journal.store.cursors() == before

@@ -147,7 +147,9 @@ async def test_who_creates_at_the_same_time_tells_of_it_once(opener: Any) -> Non
         assert [await race(f"s{n}") for n in range(20)] == [1] * 20
         told = [each.conversation_id for each in await taken(events, 20)]
         assert sorted(told) == sorted(f"s{n}" for n in range(20))
-    with sabotage("commit", "if (step == 'E' or step == 'X') and (not version or head[3])", "if step == 'E'"):
+    with sabotage(
+        "commit", "if (operation == 'E' or operation == 'X') and (not version or head[3])", "if operation == 'E'"
+    ):
         assert max([await race(f"t{n}") for n in range(20)]) > 1
 
 

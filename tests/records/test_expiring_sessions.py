@@ -201,7 +201,9 @@ async def test_a_session_that_expired_may_begin_anew(opener: Any) -> None:
     other = store.session("s", idle=5)
     assert await other.rollback(version=1) == 6
     assert (await session.lifetime()).idle == 60.0, "what lives is not given another lifetime by a rollback"
-    with sabotage("commit", "if (step == 'E' or step == 'X') and (not version or head[3])", "if step == 'X'"):
+    with sabotage(
+        "commit", "if (operation == 'E' or operation == 'X') and (not version or head[3])", "if operation == 'X'"
+    ):
         await other.rollback(version=3)
     assert (await session.lifetime()).idle == 5.0, "the negative control"
     assert len(await told(store)) == 2

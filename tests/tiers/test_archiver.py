@@ -552,7 +552,7 @@ async def test_an_entry_that_only_a_newer_release_knows_stops_its_partition_and_
     with redis_of(store) as client:
         rewrite(client, keys.journal, 2, data=lambda data: data + b"y0:5:layer")
         for _ in range(2):
-            with pytest.raises(ColdUnavailable, match=r"entry 2 of partition \d+ has a step b'y'"):
+            with pytest.raises(ColdUnavailable, match=r"entry 2 of partition \d+ has an operation b'y'"):
                 await asyncio.wait_for(store.admin.archive(), 5)
         # The last archived one stays, to be compared.
         assert [identity for identity, _ in client.xrange(keys.journal)] == [b"1-0", b"2-0", b"3-0"]

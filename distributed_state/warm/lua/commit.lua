@@ -16,7 +16,7 @@
         kind, actor, owner, text     kind '' = only check; the owner is set if the record has none; text names the record
         own_channel     of the writer's link, if that is subscribed to the record's channel too, else ''
         expectations    their number, then pairs of field and value: see expectations.lua
-        then triples: operation, name, value: see steps.lua, and item_checks.lua for operations on items
+        then triples: operation, name, value: see operations.lua, and item_checks.lua for operations on items
   Returns 'ok version epoch first_message results offset seconds microseconds archived_offset flags'
           one text, because each element of an answer costs as much as an operation. first_message: its number.
           results, joined by ',': the sum of each increment, 1 or 0 for each 'n' (whether it put its item). offset: of the
@@ -38,7 +38,7 @@ local record, lock, hydration, journal, meta, channel, events, events_channel, l
 -- All are strings. Arithmetic converts one where it is needed, which costs half of what tonumber() does.
 local data_id, replica, epoch, sequence, oldest, digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text,
   own_channel, expectations = unpack(ARGV, 1, 17)
-local first_step = expectations == '0' and 18 or 18 + 2 * expectations
+local first_operation = expectations == '0' and 18 or 18 + 2 * expectations
 local call, words = redis.call, ARGV
 -- Limits of the store's settings, here the defaults. They are constants in the text, because an argument costs more
 -- than an operation.
@@ -61,7 +61,7 @@ epoch = current
 
 -- Was this applied before? The first operation's field is read with it: most changes are of one field, and a call costs
 -- as much as two or three fields.
-local head = call('HMGET', record, '#v', '#ops', '#deleted', '#mn', '#size', '#lifetime', words[first_step + 1] or '')
+local head = call('HMGET', record, '#v', '#ops', '#deleted', '#mn', '#size', '#lifetime', words[first_operation + 1] or '')
 local version, ops = head[1], head[2]
 -- @include op_pieces
 -- @include known_op
@@ -101,14 +101,14 @@ if head[3] and deleted == 'refuse' then return {'deleted', version, head[3]} end
 if version and not head[3] and deleted == 'create' then return {'exists', version} end
 -- @include expectations
 -- @include backpressure
-local item_step, new_layer, write_items
+local item_operation, new_layer, write_items
 if items then
   -- @include byte_order
   -- @include item_window
   -- @include item_checks
   -- @include item_writes
 end
--- @include steps
+-- @include operations
 if kind == '' then return 'ok ' .. (version or '0') .. ' ' .. epoch .. ' ' .. first_message .. '  ' .. format('%d', offset) end
 
 -- The operations that the store adds to those of the caller.

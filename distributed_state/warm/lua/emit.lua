@@ -64,7 +64,7 @@ event = (event or 0) + 0
 local last_event = format('%d', event + 1)
 -- @include events
 local name = last_event .. ' ' .. event_type .. ' ' .. subject
-data = 'e' .. #name .. ':' .. #data .. ':' .. name .. data -- a step, as in commit.lua
+data = 'e' .. #name .. ':' .. #data .. ':' .. name .. data -- an operation, as in commit.lua
 -- No record, version 0: the archiver takes the event only.
 local entry_id, text, kind, token_held, last_message = op .. '.emit', '', 'emit', '0', '0'
 -- @include journal

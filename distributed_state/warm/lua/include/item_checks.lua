@@ -1,9 +1,10 @@
 --[[
-  Whether the items that a change names are as it expects them. Steps, by an item's name: 'p' put, 'q' delete, 'n' put if it
-  is absent, else do nothing; the item must be 'A' absent, 'P' present, 'M' of this version. What the caller read in SQL:
-  'V' of an item 'epoch version ' and the item's version or '-', 'G' of a collection the same with '=' and its greatest key.
+  Whether the items that a change names are as it expects them. Operations, by an item's name: 'p' put, 'q' delete,
+  'n' put if it is absent, else do nothing; the item must be 'A' absent, 'P' present, 'M' of this version.
+  What the caller read in SQL: 'V' of an item 'epoch version ' and the item's version or '-', 'G' of a collection the same with '='
+  and its greatest key.
   'y': a new layer begins, and the items of this version lie below it, '0' = none: see item_window.
-  Expects  item_window; call, format, words, first_step, record, items, epoch
+  Expects  item_window; call, format, words, first_operation, record, items, epoch
   Defines  held      what the window has of each item that is named, false = nothing
            known     the versions of those of which something is expected, '-' = absent
            begins    whether the change itself sets where a layer begins, as a fork does
@@ -11,17 +12,17 @@
 ]]
 local held, known, begins = {}, {}, false
 local names, wanted = {}, {}
-for i = first_step, #words, 3 do
-  local step, name, value = words[i], words[i + 1], words[i + 2]
-  if step == 'V' or step == 'G' then
+for i = first_operation, #words, 3 do
+  local operation, name, value = words[i], words[i + 1], words[i + 2]
+  if operation == 'V' or operation == 'G' then
     -- It counts unless it is out of date: all that is not here is in SQL, and so is the beginning of the layer.
     local of, archived, sql_version = string.match(value, '^(%S+) (%d+) (.*)$')
     if of == epoch and archived - needed >= 0 then
-      if step == 'V' then sql_versions[name] = sql_version elseif not top(name) then greatest[name] = sql_version end
+      if operation == 'V' then sql_versions[name] = sql_version elseif not top(name) then greatest[name] = sql_version end
     end
-  elseif step == 's' and name == '#items' then
+  elseif operation == 's' and name == '#items' then
     begins = true
-  elseif string.find('pqnAPM', step, 1, true) and held[name] == nil then
+  elseif string.find('pqnAPM', operation, 1, true) and held[name] == nil then
     held[name] = false
     names[#names + 1], wanted[#wanted + 1] = name, ':' .. name
   end
@@ -31,13 +32,13 @@ if window and names[1] then
   for i, name in ipairs(names) do held[name] = found[i] end
 end
 local unknown = false
-for i = first_step, #words, 3 do
-  local step, name, value = words[i], words[i + 1], words[i + 2]
-  if step == 'A' or step == 'P' or step == 'M' or step == 'n' then
+for i = first_operation, #words, 3 do
+  local operation, name, value = words[i], words[i + 1], words[i + 2]
+  if operation == 'A' or operation == 'P' or operation == 'M' or operation == 'n' then
     local is = stamp(name, held[name])
     if not is then
       unknown = true
-    elseif step == 'A' and is ~= '-' or step == 'P' and is == '-' or step == 'M' and is ~= value then
+    elseif operation == 'A' and is ~= '-' or operation == 'P' and is == '-' or operation == 'M' and is ~= value then
       return {'item', name, is}
     end
     known[name] = is

@@ -1,28 +1,28 @@
 --[[
   The effects of a change on its record's items. Only the last of these functions writes.
-  Expects  item_checks, item_window; call, format, items, epoch; declared: item_step, new_layer, write_items
-  Defines  item_step(step, name, value)   a step as the journal has it, false = it has none; of an 'n' also '1' if it puts
-                                          its item, else '0'
+  Expects  item_checks, item_window; call, format, items, epoch; declared: item_operation, new_layer, write_items
+  Defines  item_operation(operation, name, value)   an operation as the journal has it, false = it has none; for an 'n'
+                                          also '1' if it puts its item, else '0'
            new_layer(version)             the value of '#items' if a layer begins with this version of the record, and how:
-                                          'y' by a step, 'i' with the record's first items; else nil
+                                          'y' by an operation, 'i' with the record's first items; else nil
            write_items(version)           writes them to the window; whether there are any
 ]]
 -- Puts and deletions, as pairs; and the version whose items lie below a new layer, nil = none begins.
 local puts, below = {}, nil
-item_step = function(step, name, value)
-  if step == 'p' or step == 'q' or step == 'n' then
+item_operation = function(operation, name, value)
+  if operation == 'p' or operation == 'q' or operation == 'n' then
     local put
-    if step == 'n' then
+    if operation == 'n' then
       if known[name] ~= '-' then return false, nil, nil, '0' end
-      step, put = 'p', '1'
+      operation, put = 'p', '1'
     end
     puts[#puts + 1], puts[#puts + 2] = name, value
-    return step, name, value, put
+    return operation, name, value, put
   end
-  if step ~= 'y' then return not string.find('APMVG', step, 1, true) and step, name, value end
+  if operation ~= 'y' then return not string.find('APMVG', operation, 1, true) and operation, name, value end
   if layer_from == '' then return false end
-  below, step, name = value, 's', '#items'
-  return step, name, format('%d', (version or 0) + 1) .. ' ' .. value
+  below, operation, name = value, 's', '#items'
+  return operation, name, format('%d', (version or 0) + 1) .. ' ' .. value
 end
 new_layer = function(version)
   if below then return version .. ' ' .. below, 'y' end

@@ -1,12 +1,14 @@
 --[[
-  The effects of a change's operations (steps), with the last checks: nothing is written yet. Steps: 's' set a field, 'd' delete it,
-  'i' add to it; 'm' append a message, or with a number as its name copy one; 'c' clear the fields, with the name '##' the
-  tags, too; 'w' hide all messages; 'l' label the version; 'e' write a lifecycle event; 'x' let the record end after name ms
-  without a commit, or value ms from now on, 0 = never. 'E' and 'X' are 'e' and 'x' only if the record begins with this change.
-  Expects  clock; call, words, first_step, record, head, version (false = absent), text, meta, items, item_step, record_bytes
+  The effects of a change's operations, with the last checks; nothing is written yet. 's' sets a field, 'd' deletes it,
+  'i' adds to it; 'm' appends a message, or with a number as its name copies one; 'c' clears the fields, with the
+  name '##' the tags, too; 'w' hides all messages; 'l' labels the version; 'e' writes a lifecycle event; 'x' lets the record
+  end after name ms without a commit, or value ms from now on, 0 = never. 'E' and 'X' are 'e' and 'x' only if the
+  record begins with this change.
+  Expects  clock; call, words, first_operation, record, head, version (false = absent), text, meta, items, item_operation,
+           record_bytes
   Defines  fields, n     names and values to set, and how many; those of '#v' and '#ops' come first and are still empty
            gone          fields to delete, nil = none
-           change, changes     the steps as the journal has them: the only one, and all if there are several
+           change, changes     the operations as the journal has them: the only one, and all if there are several
            public        the published form if some are on items, of which it has only the names; nil = as in the journal
            size, growth  bytes of the record's fields, and how many more there will be
            first_message, last_message    the number of the next message, before and after the change
@@ -27,27 +29,27 @@ local change, changes -- a table for one operation would cost more than the oper
 local public = items and {}
 local exact -- a function, made at the first increment
 local tagged, tagging -- how many more tags there will be, and whether one is new
--- With room for one step: a table that grows costs more than the step.
+-- With room for one operation: a table that grows costs more than the operation.
 local fields, n, flags = {'#v', '', '#ops', '', '', '', '', ''}, 4, ''
-for i = first_step, #words, 3 do
-  local step, name, value = words[i], words[i + 1], words[i + 2]
+for i = first_operation, #words, 3 do
+  local operation, name, value = words[i], words[i + 1], words[i + 2]
   local result
-  if (step == 'E' or step == 'X') and (not version or head[3]) then step = string.lower(step) end
-  if step == 's' or step == 'i' or step == 'd' then
+  if (operation == 'E' or operation == 'X') and (not version or head[3]) then operation = string.lower(operation) end
+  if operation == 's' or operation == 'i' or operation == 'd' then
     local counts, held, before = string.byte(name) ~= 35, nil, 0
-    if i == first_step then
+    if i == first_operation then
       held = head[7]
       before = held and #held or 0
-    elseif not cleared and step == 'i' then
+    elseif not cleared and operation == 'i' then
       held = call('HGET', record, name)
       before = held and #held or 0
     elseif not cleared and counts then
       before = call('HSTRLEN', record, name)
     end
-    if not counts and string.byte(name, 2) == 35 and call('HEXISTS', record, name) == (step == 's' and 0 or 1) then -- ##
-      tagged, tagging = (tagged or 0) + (step == 's' and 1 or -1), tagging or step == 's'
+    if not counts and string.byte(name, 2) == 35 and call('HEXISTS', record, name) == (operation == 's' and 0 or 1) then -- ##
+      tagged, tagging = (tagged or 0) + (operation == 's' and 1 or -1), tagging or operation == 's'
     end
-    if step == 'i' then
+    if operation == 'i' then
       -- Plain integers of at most 15 digits are exact in Lua; other values are computed by the caller, who swaps them
       -- in.
       exact = exact or function(held, value)
@@ -66,11 +68,11 @@ for i = first_step, #words, 3 do
         end
         return {'swap', name, held, unpack(others, 1, math.min(#others, 7000))}
       end
-      step, value = 's', format('%d', held + value)
+      operation, value = 's', format('%d', held + value)
       result = value
     end
     if counts and before > 0 then growth = growth - before - #name end
-    if step == 'd' then
+    if operation == 'd' then
       gone = gone or {}
       gone[#gone + 1] = name
     else
@@ -78,22 +80,23 @@ for i = first_step, #words, 3 do
       n = n + 2
       fields[n - 1], fields[n] = name, value
     end
-  elseif step == 'm' then
+  elseif operation == 'm' then
     if name == '' then -- else it is a copy, with the number and the time that it had
       name, value = last_message, '!' .. format('%d', now_ms) .. ' ' .. value -- the time, as in values/field_ttl.py
     end
     n = n + 2
     fields[n - 1], fields[n] = '#m' .. name, value
     last_message = format('%d', name + 1)
-  elseif step == 'c' or step == 'w' then
+  elseif operation == 'c' or operation == 'w' then
     gone = gone or {}
     -- Bounded by the record's own size limits.
     for _, key in ipairs(call('HKEYS', record)) do
-      if step == 'c' and (string.byte(key) ~= 35 or name == '##' and string.sub(key, 1, 2) == name) or step == 'w' and string.match(key, '^#m%d+$') then
+      if operation == 'c' and (string.byte(key) ~= 35 or name == '##' and string.sub(key, 1, 2) == name)
+        or operation == 'w' and string.match(key, '^#m%d+$') then
         gone[#gone + 1] = key
       end
     end
-    if step == 'c' then
+    if operation == 'c' then
       cleared, growth = true, -size
     else
       gone[#gone + 1] = '#segments'
@@ -101,14 +104,14 @@ for i = first_step, #words, 3 do
       fields[n - 1], fields[n] = '#ms', first_message
       value = first_message
     end
-  elseif step == 'e' then
+  elseif operation == 'e' then
     types, payloads = types or {}, payloads or {}
     if not event then event, interests = unpack(call('HMGET', meta, 'event', 'interests')) end
     event = (event or 0) + 0
     types[#types + 1], payloads[#payloads + 1] = name, value
     last_event = format('%d', event + #types)
     name = last_event .. ' ' .. name .. ' ' .. text
-  elseif step == 'x' then
+  elseif operation == 'x' then
     local idle, left, limit = name + 0, value + 0, 0
     next_look = math.huge
     if left > 0 then
@@ -118,19 +121,19 @@ for i = first_step, #words, 3 do
     if idle > 0 then next_look = math.min(next_look, now_ms + idle) end
     if next_look < math.huge then
       has_lifetime = true
-      step, name, value = 's', '#lifetime', name .. ' ' .. format('%d', limit)
+      operation, name, value = 's', '#lifetime', name .. ' ' .. format('%d', limit)
       n = n + 2
       fields[n - 1], fields[n] = name, value
     end
   elseif items then
-    step, name, value, result = item_step(step, name, value)
+    operation, name, value, result = item_operation(operation, name, value)
   end
   if result then
     if several then several[#several + 1] = result elseif results == '' then results = result else several = {results, result} end
   end
-  if step and step ~= 'E' and step ~= 'x' and step ~= 'X' then
-    local piece = step .. format('%d:%d:', #name, #value) .. name .. value
-    if public then public[#public + 1] = step == 'p' and 'p' .. #name .. ':0:' .. name or piece end
+  if operation and operation ~= 'E' and operation ~= 'x' and operation ~= 'X' then
+    local piece = operation .. format('%d:%d:', #name, #value) .. name .. value
+    if public then public[#public + 1] = operation == 'p' and 'p' .. #name .. ':0:' .. name or piece end
     if not change then
       change = piece
     else
