@@ -18,10 +18,10 @@ from urllib.parse import urlsplit
 
 import fakeredis
 import redis
-from faces import core
 from redis.cluster import ClusterNode
 from sqlalchemy import create_engine, text
 from sqlalchemy import inspect as look
+from sync_api import core
 
 from distributed_state.port.addresses import host_and_port
 from distributed_state.programs.servers import RedisServer, redis_binary, redis_server

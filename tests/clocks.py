@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from faces import core
+from sync_api import core
 
 
 def moved_by_hand(turn: Any) -> Callable[[float], None]:

@@ -1,4 +1,4 @@
-"""On which faces and servers a test runs. Law: its name alone decides, so every process of a run chooses alike."""
+"""On which APIs and servers a test runs. Law: its name alone decides, so every process of a run chooses alike."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 
-FACES, COLD = ("asyncio", "blocking"), ("memory", "sqlite", "postgres")
+APIS, COLD = ("asyncio", "blocking"), ("memory", "sqlite", "postgres")
 # "cluster" is of Valkey; "sentinel" of what "redis" is, the oldest server that the package serves.
 WARM = ("fake", "valkey", "redis", "sentinel", "cluster")
 # What a test may ask for by one word: any server there is, or one that stands alone, to be cut off, paused or emptied.
@@ -18,7 +18,7 @@ KINDS = {"real": WARM[1:], "single": ("valkey", "redis")}
 class Combination:
     """One value of each axis; another axis is another field, with its values in EVERY."""
 
-    face: str
+    api: str
     warm: str
     cold: str
 
@@ -44,10 +44,10 @@ class Combination:
 # An archive in memory beside a server is what nobody keeps: one kind of server is enough for that.
 EVERY = tuple(
     combination
-    for combination in (Combination(*names) for names in itertools.product(FACES, WARM, COLD))
+    for combination in (Combination(*names) for names in itertools.product(APIS, WARM, COLD))
     if combination.cold != "memory" or combination.warm in ("fake", "valkey")
 )
-# One per face; the servers that a test meets beside it are on the other face.
+# One per API; the servers that a test meets beside it are on the other API.
 EMBEDDED = (Combination("asyncio", "fake", "memory"), Combination("blocking", "fake", "sqlite"))
 FLEETS = tuple(combination for combination in EVERY if combination.fleet)
 PRODUCTION = tuple(combination for combination in FLEETS if combination.cold == "postgres")
@@ -76,9 +76,9 @@ def by_default(name: str, allowed: Sequence[Combination], kind: str = "embedded"
 def wide(name: str, allowed: Sequence[Combination], default: Sequence[Combination]) -> list[Combination]:
     """Two combinations: an embedded one, and servers with PostgreSQL. One is that of a default run."""
     turn = zlib.crc32(name.encode()) // 4  # the bits below it choose what a default run meets
-    other_face = [each for each in allowed if each.face not in {met.face for met in default}]
+    other_api = [each for each in allowed if each.api not in {met.api for met in default}]
     embedded, servers = (
-        _first(turn, default, *kinds) or _first(turn, other_face, *kinds) or _first(turn, allowed, *kinds)
+        _first(turn, default, *kinds) or _first(turn, other_api, *kinds) or _first(turn, allowed, *kinds)
         for kinds in ([EMBEDDED], [PRODUCTION, FLEETS])
     )
     return [*embedded, *servers] or list(default)
@@ -98,6 +98,6 @@ def shared_out(case: int, combination: int, cases: int, combinations: int) -> bo
 
 
 def quick(name: str, allowed: Iterable[Combination]) -> list[Combination]:
-    """One that needs no server, if there is one; the face alternates."""
+    """One that needs no server, if there is one; the API alternates."""
     found = [c for c in EMBEDDED if c in allowed] or [c for c in allowed if c.quick]
     return [found[zlib.crc32(name.encode()) % len(found)]] if found else []

@@ -1,7 +1,7 @@
-"""Servers, stores and the runner of `async def` tests. Law: a test is written once and meets every face and backend.
+"""Servers, stores and the runner of `async def` tests. Law: a test is written once and meets every API and backend.
 
 A test that takes `store` (an open store) or `opener` (opens one, or several as replicas) runs on one combination of
-face, warm tier and cold tier, embedded if it can; with `--wide` also on servers with PostgreSQL; with `--full` on the
+API, warm tier and cold tier, embedded if it can; with `--wide` also on servers with PostgreSQL; with `--full` on the
 whole product, with `--quick` on one that needs no server.
 """
 
@@ -29,11 +29,11 @@ import redis
 from below import server_binary
 from combinations import EVERY, KINDS, QUICK_FILES, Combination, by_default, quick, shared_out, wide
 from compiled import engine_that_shares
-from faces import Blocking, in_thread
 from journals import Journal
 from migrated import Replayed
 from no_waiting import refused
 from sqlalchemy import Engine, event
+from sync_api import Blocking, in_thread
 
 from distributed_state.cold import engine, opening
 from distributed_state.cold.store import ColdStore
@@ -61,7 +61,7 @@ APART = {  # folders that only their own options ask for
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="unit tests and the core on the embedded server: no process")
     parser.addoption("--wide", action="store_true", help="each test embedded, and on servers with PostgreSQL")
-    parser.addoption("--full", action="store_true", help="the whole product of faces and backends, and many rounds")
+    parser.addoption("--full", action="store_true", help="the whole product of APIs and backends, and many rounds")
     parser.addoption("--frameworks", action="store_true", help="the tests of adapters alone, with their frameworks")
     parser.addoption("--browser", action="store_true", help="the tests of pages alone, in a browser")
     parser.addoption("--docs", action="store_true", help="the tests of the documentation's site alone, which is made")
@@ -328,7 +328,7 @@ class Opener:
 
     def __init__(self, combination: Combination, url: str | None, archive: str) -> None:
         self.combination, self.url, self.archive = combination, url, archive
-        self.face, self.warm, self.cold = combination.face, combination.warm, combination.cold
+        self.api, self.warm, self.cold = combination.api, combination.warm, combination.cold
         self.namespace = f"t{uuid.uuid4().hex[:12]}"
         self._opened: list[Any] = []
 
@@ -337,7 +337,7 @@ class Opener:
         from distributed_state import AsyncStateStore, StateStore
 
         given = {"url": self.url, "archive": self.archive, "namespace": self.namespace} | settings
-        if self.face == "asyncio":
+        if self.api == "asyncio":
             store: Any = await AsyncStateStore.open(given.pop("url"), **given)
         else:
             store = Blocking(await in_thread(lambda: StateStore.open(given.pop("url"), **given)))

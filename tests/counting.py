@@ -12,7 +12,7 @@ from typing import Any
 
 import redis
 from below import urls_of
-from faces import core
+from sync_api import core
 
 from distributed_state.tiers.unarchived import UnarchivedCommits
 from distributed_state.warm.scripts import PROBE

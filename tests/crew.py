@@ -99,14 +99,14 @@ def write(ids: list[str], **settings: Any) -> None:
                 return
 
 
-def serve(ids: list[str], me: int, face: str, **settings: Any) -> None:
+def serve(ids: list[str], me: int, api: str, **settings: Any) -> None:
     """Commit, and read and write under locks, until a line comes; what was acknowledged is printed, and what was not.
 
     `ack <id> <version> <seconds>`, `locked <id>`, `failed <id> <error>`: seconds of the clock that all processes share.
     """
     stop = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), stop.set()), daemon=True).start()
-    if face == "asyncio":
+    if api == "asyncio":
         asyncio.run(_serve(ids, me, stop, settings))
         return
     with StateStore.open(**settings) as store:

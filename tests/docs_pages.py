@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from below import server_binary
+from docs_apis import in_blocking_words
 from docs_blocks import Block, WrongBlock, blocks
-from docs_faces import in_blocking_words
 
 from distributed_state import AsyncStateStore, StateStore
 from distributed_state.programs.servers import redis_server
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.joinpath("docs").rglob("*.md"))]
-FACES = ("asyncio", "blocking")
+APIS = ("asyncio", "blocking")
 
 # Servers that a page names by where they usually are. It gets its own in their place.
 REDIS = re.compile(r"redis://(?:localhost|127\.0\.0\.1)(?::6379)?(?:/\d+)?(?![\w.:])")
@@ -50,19 +50,19 @@ def chosen(found: list[Block], *, frameworks: bool) -> list[Block]:
 
 
 def runs(*, frameworks: bool) -> Iterator[tuple[Path, str, list[Block]]]:
-    """Each page that has something to run here, once on each of its faces."""
+    """Each page that has something to run here, once on each of its APIs."""
     for page in PAGES:
         try:
             kept = chosen(blocks_of(page), frameworks=frameworks)
         except WrongBlock:
             continue  # the test of all pages names it
-        for face in faces_of(kept) if kept else ():
-            yield page, face, kept
+        for api in apis_of(kept) if kept else ():
+            yield page, api, kept
 
 
-def faces_of(found: list[Block]) -> tuple[str, ...]:
-    """A page is run once on each face that it is written for."""
-    return FACES if any("both" in each.words for each in found) else FACES[:1]
+def apis_of(found: list[Block]) -> tuple[str, ...]:
+    """A page is run once on each API that it is written for."""
+    return APIS if any("both" in each.words for each in found) else APIS[:1]
 
 
 def takes_long(found: list[Block]) -> bool:
@@ -72,8 +72,8 @@ def takes_long(found: list[Block]) -> bool:
     )
 
 
-def text_on(face: str, block: Block) -> str:
-    both = "both" in block.words and face == "blocking"
+def text_on(api: str, block: Block) -> str:
+    both = "both" in block.words and api == "blocking"
     return in_blocking_words(block.text) if both else block.text
 
 
@@ -177,8 +177,8 @@ def _free_port() -> str:
 class Reader:
     """Somebody who does what a page says, block after block, in the present directory."""
 
-    def __init__(self, face: str, servers: OwnServers) -> None:
-        self.face, self.servers = face, servers
+    def __init__(self, api: str, servers: OwnServers) -> None:
+        self.api, self.servers = api, servers
         self.names: dict[str, Any] = {"__name__": "__main__"}
         self._reached = Reached(Path(".reached").absolute())
         self._shells: list[int] = []
@@ -186,7 +186,7 @@ class Reader:
 
     def read(self, found: list[Block]) -> None:
         for block in found:
-            text = self.servers.named_in(text_on(self.face, block))
+            text = self.servers.named_in(text_on(self.api, block))
             if block.file is not None:
                 path = Path(block.file)
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -252,11 +252,11 @@ class Reader:
 
 
 @contextmanager
-def reader(face: str, servers: OwnServers) -> Iterator[Reader]:
+def reader(api: str, servers: OwnServers) -> Iterator[Reader]:
     """A reader, gone with what was started."""
     with ExitStack() as stack:
         stack.enter_context(_importing_from(Path.cwd()))
-        found = Reader(face, servers)
+        found = Reader(api, servers)
         stack.callback(found.close)
         yield found
 

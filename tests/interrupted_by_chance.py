@@ -1,4 +1,4 @@
-"""Interrupts locks and turns by real signals, in a process of its own: `interrupted_by_chance.py FACE COUNT SEED`.
+"""Interrupts locks and turns by real signals, in a process of its own: `interrupted_by_chance.py API COUNT SEED`.
 
 A signal is raised only inside the package's code below a `with`: what it would break in the event loop itself is not
 ours. Prints how many interruptions there were, and of how many the lease was still held afterwards.
@@ -76,7 +76,7 @@ async def on_asyncio(store: StateStore, count: int) -> int:
     return left
 
 
-def main(face: str, count: int, seed: int) -> None:
+def main(api: str, count: int, seed: int) -> None:
     # What is interrupted between its making and its first step is never awaited.
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
@@ -84,7 +84,7 @@ def main(face: str, count: int, seed: int) -> None:
     random.seed(seed)
     signal.signal(signal.SIGALRM, interrupt)
     with StateStore.open(archive="memory") as store:
-        left: Any = asyncio.run(on_asyncio(store, count)) if face == "asyncio" else blocking(store, count)
+        left: Any = asyncio.run(on_asyncio(store, count)) if api == "asyncio" else blocking(store, count)
         sys.stdout.write(f"{raised} interrupted, {left} left\n")
     gc.collect()
 

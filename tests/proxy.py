@@ -1,7 +1,7 @@
 """A TCP proxy in front of Redis that loses, mutes and delays. Law: what it does to a connection, a network can do.
 
 A rule names connections by bytes that were sent on them (a script's SHA, SSUBSCRIBE), so that commands and the link of
-one store can be treated apart. It runs in threads and so serves stores of either face, in any process.
+one store can be treated apart. It runs in threads and so serves stores of either API, in any process.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from below import keys_of, redis_of, tiers
-from faces import core, in_thread
+from sync_api import core, in_thread
 
 from distributed_state.port.blocking import finish
 from distributed_state.store.reaper import Reaper
 
 
 async def run(store: Any, work: Any) -> Any:
-    """Run a coroutine of the core as this store's face would."""
+    """Run a coroutine of the core as this store's API would."""
     return await work if core(store) is store else await in_thread(lambda: finish(work))
 
 

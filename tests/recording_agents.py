@@ -1,4 +1,4 @@
-"""Agents of either face for tests that are written once. Law: a test's hooks are `async def`, which both faces run."""
+"""Agents of either API for tests that are written once. Law: a test's hooks are `async def`, which both APIs run."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from faces import Blocking, in_thread, unwrap
+from sync_api import Blocking, in_thread, unwrap
 
 from distributed_state import Agent, AsyncAgent, AsyncHost, Host
 
 
 def made(kind: type, store: Any, **options: Any) -> Any:
-    """An agent with the hooks of `kind`, of the face that the store has."""
+    """An agent with the hooks of `kind`, of the API that the store has."""
     base = Agent if isinstance(store, Blocking) else AsyncAgent
     return type(kind.__name__, (kind, base), {})(unwrap(store), **options)
 
 
 async def now(value: Any) -> Any:
-    """What a call of either face comes to."""
+    """What a call of either API comes to."""
     return await value if inspect.isawaitable(value) else value
 
 
@@ -48,7 +48,7 @@ async def hosted(*agents: Any) -> AsyncIterator[Any]:
 
 @asynccontextmanager
 async def entered(agent: Any) -> AsyncIterator[Any]:
-    """`with agent:`, as each face writes it."""
+    """`with agent:`, as each API writes it."""
     if isinstance(agent, AsyncAgent):
         async with agent:
             yield agent

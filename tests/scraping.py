@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from faces import Blocking
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from sync_api import Blocking
 
 from distributed_state.store.metrics import collector
 

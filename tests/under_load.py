@@ -154,10 +154,10 @@ def listening(**settings: Any) -> Iterator[Listener]:
 
 @contextmanager
 def load(count: int = 4, ids: Sequence[str] = IDS, **settings: Any) -> Iterator[Load]:
-    """Processes of both faces that commit to the same sessions while the block runs."""
+    """Processes of both APIs that commit to the same sessions while the block runs."""
     with ExitStack() as stack:
         workers = [
-            stack.enter_context(Worker("serve", ids=list(ids), me=me, face=("blocking", "asyncio")[me % 2], **settings))
+            stack.enter_context(Worker("serve", ids=list(ids), me=me, api=("blocking", "asyncio")[me % 2], **settings))
             for me in range(count)
         ]
         for worker in workers:

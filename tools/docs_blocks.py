@@ -1,7 +1,7 @@
 """The fenced blocks of a page of docs/. Law: what a block's first line says of it is all that decides how it is run.
 
     ```python                       a program, run as it stands
-    ```python both                  written for asyncio, with `await` outside a function; run and shown on both faces
+    ```python both                  written for asyncio, with `await` outside a function; run and shown on both APIs
     ```python frameworks            run where the frameworks are (`pytest --frameworks`); also `both frameworks`
     ```python no-run: REASON        only compiled; readers do not see the reason
     ```sh                           run by bash in the page's folder; also `frameworks`, `no-run: REASON`

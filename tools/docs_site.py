@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from docs_apis import OnOneApi, in_blocking_words
 from docs_blocks import Block, all_fences, blocks
-from docs_faces import OnOneFace, in_blocking_words
 from docs_python import PAGES
 from docs_reference import pages
 from mkdocs.exceptions import PluginError
@@ -92,7 +92,7 @@ def _block(block: Block, text: str) -> list[str]:
     if "both" in block.words:
         try:
             return [*_tab("asyncio", block, block.text), "", *_tab("blocking", block, in_blocking_words(block.text))]
-        except OnOneFace as error:
+        except OnOneApi as error:
             raise block.wrong(str(error)) from error
     options = {"title": "Output"} if "output" in block.words else block.options
     return _fence(block.language, options, "\n".join(line.removeprefix(block.indent) for line in text.split("\n")))

@@ -13,17 +13,17 @@ import pytest
 from below import until
 from daemon import Here, Process
 from examples.test_note_agent import NoteAgent
-from faces import in_thread
 from opperator_agent import Noted, Troubled, Waiting
+from sync_api import in_thread
 
 from distributed_state import Agent, AsyncStateStore, CommandArgument, InvalidValue
 from distributed_state.adapters.opperator import bridge
 
-embedded = pytest.mark.only(face="blocking", warm="fake", cold="memory")
+embedded = pytest.mark.only(api="blocking", warm="fake", cold="memory")
 
 
 @pytest.mark.wide
-@pytest.mark.only(face="blocking", warm="real", cold=("sqlite", "postgres"))
+@pytest.mark.only(api="blocking", warm="real", cold=("sqlite", "postgres"))
 async def test_two_daemons_and_a_replica_share_notes_and_hear_the_same(opener: Any) -> None:
     store = await opener()
     with (
@@ -202,7 +202,7 @@ class Defaulted(Agent):
 
 
 @pytest.mark.replicas
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 @pytest.mark.parametrize("arrival", ["new_conversation", "conversation_switched", "agent_activated"])
 async def test_the_first_command_of_a_conversation_finds_its_defaults(store: Any, arrival: str) -> None:
     with Here(Defaulted(store.it)) as daemon:
@@ -214,7 +214,7 @@ async def test_the_first_command_of_a_conversation_finds_its_defaults(store: Any
 
 
 @pytest.mark.replicas
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 async def test_a_command_finds_the_defaults_of_a_conversation_that_was_created_just_now(store: Any) -> None:
     with Defaulted(store.it) as agent:
         for number in range(20):
@@ -403,7 +403,7 @@ async def test_messages_that_are_kept_elsewhere_are_counted_there(store: Any) ->
             await store.session("c").switch(message_count=wrong)
 
 
-@pytest.mark.only(face="asyncio", warm="fake", cold="memory")
+@pytest.mark.only(api="asyncio", warm="fake", cold="memory")
 async def test_an_agent_of_asyncio_is_served_too(opener: Any) -> None:
     agent = Waiting(lambda: AsyncStateStore.open(archive="memory", namespace=opener.namespace))
 
@@ -422,7 +422,7 @@ async def test_an_agent_of_asyncio_is_served_too(opener: Any) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.only(face="asyncio", warm="real", cold=("sqlite", "postgres"))
+@pytest.mark.only(api="asyncio", warm="real", cold=("sqlite", "postgres"))
 async def test_an_agent_of_asyncio_is_a_process_too(opener: Any) -> None:
     store = await opener()
     with Process(opener, "Waiting") as daemon:
@@ -435,7 +435,7 @@ async def test_an_agent_of_asyncio_is_a_process_too(opener: Any) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.only(face="blocking", warm="real", cold=("sqlite", "postgres"))
+@pytest.mark.only(api="blocking", warm="real", cold=("sqlite", "postgres"))
 @pytest.mark.parametrize("agent", ["Missing", pytest.param("sys", marks=pytest.mark.full)])
 async def test_what_is_no_agent_is_refused_in_one_line(opener: Any, agent: str) -> None:
     with Process(opener, agent) as daemon:

@@ -22,7 +22,7 @@ from daemon import Here, started
 from distributed_state import ConfigurationError
 from distributed_state.adapters.opperator import CommandExposure, LogLevel, OpperatorAgent, SecretError
 
-embedded = pytest.mark.only(face="blocking", warm="fake", cold="memory")
+embedded = pytest.mark.only(api="blocking", warm="fake", cold="memory")
 
 
 def command(name: str, *options: str) -> tuple[str, ...]:

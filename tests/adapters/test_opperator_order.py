@@ -13,7 +13,7 @@ from opperator_agent import Noting
 from distributed_state import Agent
 from distributed_state.adapters.opperator import bridge, wire
 
-embedded = pytest.mark.only(face="blocking", warm="fake", cold="memory")
+embedded = pytest.mark.only(api="blocking", warm="fake", cold="memory")
 TURNS = 400
 
 
@@ -41,7 +41,7 @@ async def test_each_note_goes_into_the_conversation_that_its_user_saw(store: Any
 
 
 @pytest.mark.wide
-@pytest.mark.only(face="blocking", warm="real", cold=("sqlite", "postgres"))
+@pytest.mark.only(api="blocking", warm="real", cold=("sqlite", "postgres"))
 async def test_each_note_goes_there_on_servers_too(opener: Any) -> None:
     with Process(opener, "Noting") as daemon:
         assert switch_and_note(daemon, TURNS) == []

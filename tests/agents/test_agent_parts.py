@@ -1,4 +1,4 @@
-"""The parts of an agent that need no store: how a hook is bound, the figures, two faces alike."""
+"""The parts of an agent that need no store: how a hook is bound, the figures, two APIs alike."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def test_of_two_configs_the_later_one_counts() -> None:
     assert part_of({"a": 1, "agents": "none of ours"}, "x") == {"a": 1, "agents": "none of ours"}
 
 
-@pytest.mark.parametrize(("face", "twin"), [(Agent, AsyncAgent), (Host, AsyncHost)], ids=["Agent", "Host"])
-def test_both_faces_of_an_agent_are_alike(face: type, twin: type) -> None:
-    names = {name for name, each in vars(face).items() if callable(each) and not name.startswith("_")}
+@pytest.mark.parametrize(("sync_class", "async_class"), [(Agent, AsyncAgent), (Host, AsyncHost)], ids=["Agent", "Host"])
+def test_both_apis_of_an_agent_are_alike(sync_class: type, async_class: type) -> None:
+    names = {name for name, each in vars(sync_class).items() if callable(each) and not name.startswith("_")}
     assert names
     for name in names:
-        ours, theirs = getattr(face, name), getattr(twin, name)
+        ours, theirs = getattr(sync_class, name), getattr(async_class, name)
         for one, other in zip(
             inspect.signature(ours).parameters.values(), inspect.signature(theirs).parameters.values(), strict=True
         ):
@@ -95,6 +95,6 @@ def test_both_faces_of_an_agent_are_alike(face: type, twin: type) -> None:
         assert ours.__doc__ == said, name
         assert not inspect.iscoroutinefunction(ours)
         assert inspect.iscoroutinefunction(theirs) or name == "stop"
-    if face is Agent:
-        own = {name for name in vars(twin) if not name.startswith("_")}
+    if sync_class is Agent:
+        own = {name for name in vars(async_class) if not name.startswith("_")}
         assert own == names

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from below import deafened, keys_of, redis_of, tiers, until
-from faces import core
 from recording_agents import Recorder, ask, entered, hosted, made, now, run_of
+from sync_api import core
 
 from distributed_state import (
     Agent,
@@ -138,7 +138,7 @@ async def gone(session: Any) -> bool:
     return not await session.exists(fresh=True)
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_thread_or_another_loop_waits_for_the_hook_as_well(store: Any) -> None:
     """Whoever holds up the loop in which the hooks run cannot, and there they run after it."""
     agent = made(Recorder, store)
@@ -468,7 +468,7 @@ async def test_a_hook_that_wants_more_is_refused_at_the_start(store: Any) -> Non
         """The store is as before."""
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_plain_hook_of_an_asyncio_agent_does_not_hold_up_the_loop(store: Any) -> None:
     threads: list[Any] = []
 
@@ -485,7 +485,7 @@ async def test_a_plain_hook_of_an_asyncio_agent_does_not_hold_up_the_loop(store:
     assert threads[0][1] == "c", "the context goes along"
 
 
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 async def test_coroutine_hooks_of_a_blocking_agent_share_one_loop_of_its_own(store: Any) -> None:
     loops: list[Any] = []
 
@@ -943,11 +943,11 @@ async def test_an_agent_that_opens_its_store_closes_it(opener: Any) -> None:
     opened: list[Any] = []
 
     def open_it() -> Any:
-        kind = AsyncStateStore if opener.face == "asyncio" else StateStore
+        kind = AsyncStateStore if opener.api == "asyncio" else StateStore
         opened.append(kind.open(opener.url, archive=opener.archive, namespace=opener.namespace))
         return opened[-1]
 
-    kind = type("Owner", (Recorder, AsyncAgent), {}) if opener.face == "asyncio" else None
+    kind = type("Owner", (Recorder, AsyncAgent), {}) if opener.api == "asyncio" else None
     if kind is None:
         from distributed_state import Agent
 
@@ -956,12 +956,12 @@ async def test_an_agent_that_opens_its_store_closes_it(opener: Any) -> None:
     with pytest.raises(ConfigurationError, match="opens its store when it runs"):
         agent.store
     async with hosted(agent):
-        await now(agent.store.session("c").set("a", 1)) if opener.face == "asyncio" else agent.store.session("c").set(
+        await now(agent.store.session("c").set("a", 1)) if opener.api == "asyncio" else agent.store.session("c").set(
             "a", 1
         )
         await until(lambda: agent.saw)
     with pytest.raises(ConfigurationError, match="it is closed"):
-        (opened[0] if opener.face == "asyncio" else opened[0]._core)._lifecycle.tiers()
+        (opened[0] if opener.api == "asyncio" else opened[0]._core)._lifecycle.tiers()
 
 
 @pytest.mark.parametrize("base", [Agent, AsyncAgent])
@@ -971,7 +971,7 @@ async def test_an_agent_without_a_store_opens_one_as_the_environment_says(
     monkeypatch.setenv("DISTRIBUTED_STATE_ARCHIVE", f"sqlite:///{tmp_path}/notes.db")
     monkeypatch.setenv("DISTRIBUTED_STATE_NAMESPACE", "notes")
 
-    class NoteAgent(Recorder, base):  # type: ignore[misc]  # each face in turn
+    class NoteAgent(Recorder, base):  # type: ignore[misc]  # each API in turn
         def __init__(self) -> None:
             super().__init__(name="note_agent")
 
@@ -1056,7 +1056,7 @@ async def test_a_hook_that_hangs_is_noticed_and_does_not_hinder_the_end(store: A
     assert [r for r in caplog.records if "Hanging.on_new_conversation did not end" in r.getMessage()]
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_run_that_is_cancelled_still_cleans_up(store: Any) -> None:
     class Cleaning(Recorder):
         async def cleanup(self) -> None:
@@ -1073,7 +1073,7 @@ async def test_a_run_that_is_cancelled_still_cleans_up(store: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")  # the fork is what is tested
-@pytest.mark.only(face="blocking", warm="real")
+@pytest.mark.only(api="blocking", warm="real")
 async def test_a_forked_child_deletes_without_the_parents_hooks(opener: Any) -> None:
     store = await opener()
     agent = made(Recorder, store)
@@ -1279,7 +1279,7 @@ async def test_a_hook_that_has_not_run_is_not_behind_the_position(store: Any) ->
             pass
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_hook_that_waits_for_what_it_cancelled_ends_no_other(store: Any) -> None:
     class Cancelling(Recorder):
         async def on_event(self, event: Event) -> None:

@@ -22,7 +22,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "ground" in metafunc.fixturenames:
         given, option = vars(metafunc.function), metafunc.config.option
         mode = "full" if option.full else "wide" if option.wide else ""
-        asked = metafunc.definition.name, given["kinds"], given["faces"]
+        asked = metafunc.definition.name, given["kinds"], given["apis"]
         first = cases(*asked)
         marked = [pytest.param(each, marks=() if each in first else pytest.mark.wide) for each in cases(*asked, mode)]
         metafunc.parametrize("ground", marked, indirect=True, ids=str)
@@ -33,8 +33,8 @@ def ground(request: pytest.FixtureRequest) -> Ground:
     """One running implementation of the port."""
     case: Case = request.param
     if case.kind in SIMULATED:
-        return SimulatedGround(case.kind, in_thread=case.face == "blocking")
+        return SimulatedGround(case.kind, in_thread=case.api == "blocking")
     servers: Any = request.getfixturevalue("servers")
-    made = AsyncioGround if case.face == "asyncio" else BlockingGround
+    made = AsyncioGround if case.api == "asyncio" else BlockingGround
     # A test that runs on the embedded server, too, does nothing to the network.
     return made(case.kind, servers, faults=not set(EMBEDDED) & set(vars(request.function)["kinds"]))

@@ -4,7 +4,7 @@ Law: a test is written once. It is a coroutine that awaits only its port and its
 scheduler of the simulator, or step by step as blocking code; in the last case each of its tasks is a thread.
 
 By default a test runs on one kind of ground of each sort: embedded, simulated and real, of which the kinds take turns
-from test to test, as the faces do. `--wide` runs it on every kind, `--full` on every kind and face.
+from test to test, as the APIs do. `--wide` runs it on every kind, `--full` on every kind and API.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 import redis
 from below import relocated
-from combinations import FACES
+from combinations import APIS
 from proxy import Proxy
 
 from distributed_state.errors import WarmUnavailable
@@ -62,35 +62,35 @@ class Case(NamedTuple):
     """On which ground a test runs, and who calls its port: tasks ("asyncio") or blocking code."""
 
     kind: str
-    face: str
+    api: str
 
     def __str__(self) -> str:
-        return f"{self.face} {self.kind}"
+        return f"{self.api} {self.kind}"
 
 
-def on(kinds: Collection[str], *, face: str = "") -> Callable[[Test], Callable[..., None]]:
-    """Run a test on these kinds of ground, on both faces or this one."""
+def on(kinds: Collection[str], *, api: str = "") -> Callable[[Test], Callable[..., None]]:
+    """Run a test on these kinds of ground, on both APIs or this one."""
 
     def decorate(test: Test) -> Callable[..., None]:
         @wraps(test)
         def whole(ground: Ground, **given: Any) -> None:
             ground.run(partial(test, **given))
 
-        vars(whole)["kinds"], vars(whole)["faces"] = kinds, (face,) if face else FACES
+        vars(whole)["kinds"], vars(whole)["apis"] = kinds, (api,) if api else APIS
         return whole
 
     return decorate
 
 
-def cases(name: str, kinds: Collection[str], faces: Sequence[str], mode: str = "") -> list[Case]:
+def cases(name: str, kinds: Collection[str], apis: Sequence[str], mode: str = "") -> list[Case]:
     """The cases of the test of this name in a run that is "wide", "full" or neither; the first are those of neither."""
     turn = zlib.crc32(name.encode())
     sorts = [[each for each in sort if each in kinds] for sort in (EMBEDDED, SIMULATED, REAL)]
     chosen = [sort.pop(turn % len(sort)) for sort in sorts if sort]
     chosen += itertools.chain(*sorts) if mode else ()
-    # The kinds and the faces are chosen by different digits, so that every two of them meet.
-    found = [Case(kind, faces[(turn // 100 + at) % len(faces)]) for at, kind in enumerate(chosen)]
-    every = [Case(kind, face) for kind in chosen for face in faces]
+    # The kinds and the APIs are chosen by different digits, so that every two of them meet.
+    found = [Case(kind, apis[(turn // 100 + at) % len(apis)]) for at, kind in enumerate(chosen)]
+    every = [Case(kind, api) for kind in chosen for api in apis]
     return found + [each for each in every if each not in found] if mode == "full" else found
 
 

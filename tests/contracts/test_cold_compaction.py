@@ -1,4 +1,4 @@
-"""What is packed into blocks is read as it was. Law: a twin that is never packed says what each read should give."""
+"""Packed blocks are read as they were. Law: a second store that is never packed says what each read should give."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LATER = 10**12
 RECORDS = ("session:a", "session:b", "session:c", "session:d")
 
 
-class Twins:
+class Both:
     """Two journals to which the same is written; `packed` is compacted now and then, `plain` is not."""
 
     def __init__(self, plain: ColdStore, packed: ColdStore) -> None:
@@ -110,8 +110,8 @@ def everything(journal: Journal, chance: random.Random) -> list[Any]:
 
 
 @pytest.fixture
-def twins(url: str, opened: Opener) -> Twins:
-    return Twins(opened(url, snapshot_every=10), opened(url, snapshot_every=10))
+def both(url: str, opened: Opener) -> Both:
+    return Both(opened(url, snapshot_every=10), opened(url, snapshot_every=10))
 
 
 WIDE = [pytest.param(n, 4, marks=pytest.mark.wide) for n in range(3)]
@@ -119,7 +119,7 @@ FULL = [pytest.param(n, 4, marks=pytest.mark.full) for n in range(3, 8)]
 
 
 @pytest.mark.parametrize(("seed", "rounds"), [(0, 2), *WIDE, *FULL])
-def test_random_histories_read_the_same_packed_and_not(twins: Twins, seed: int, rounds: int, monkeypatch: Any) -> None:
+def test_random_histories_read_the_same_packed_and_not(both: Both, seed: int, rounds: int, monkeypatch: Any) -> None:
     """Written on, packed again and again up to any time, in blocks of any size, and purged."""
     chance = random.Random(seed)
     monkeypatch.setattr(blocks, "RAW_BYTES", chance.choice((300, 2_000, 65_536)))
@@ -128,30 +128,30 @@ def test_random_histories_read_the_same_packed_and_not(twins: Twins, seed: int, 
     packed = 0
     for _ in range(rounds):
         for _ in range(chance.randint(5, 20)):
-            twins.write(chance)
-        twins.each(lambda journal: journal.flush())
+            both.write(chance)
+        both.each(lambda journal: journal.flush())
         if chance.random() < 0.2:
-            twins.each(lambda journal: journal.renew())
-        packed += compact(twins.packed.store, twins.packed.now - chance.randint(-5, 30)).changes
+            both.each(lambda journal: journal.renew())
+        packed += compact(both.packed.store, both.packed.now - chance.randint(-5, 30)).changes
         if chance.random() < 0.4:
-            cutoff = twins.packed.now - chance.randint(0, 60)
+            cutoff = both.packed.now - chance.randint(0, 60)
             keep = chance.choice((None, None, 5, 30))
-            assert twins.packed.store.purge(cutoff, keep=keep) == twins.plain.store.purge(cutoff, keep=keep)
+            assert both.packed.store.purge(cutoff, keep=keep) == both.plain.store.purge(cutoff, keep=keep)
         question = chance.random()
-        assert everything(twins.packed, random.Random(question)) == everything(twins.plain, random.Random(question))
+        assert everything(both.packed, random.Random(question)) == everything(both.plain, random.Random(question))
     assert packed
 
 
-def test_a_block_that_says_something_else_is_noticed(twins: Twins, monkeypatch: Any) -> None:
+def test_a_block_that_says_something_else_is_noticed(both: Both, monkeypatch: Any) -> None:
     """Without the law of blocks, the comparison above fails."""
     pack = blocks.CHANGES.pack
     broken = blocks.CHANGES._replace(pack=lambda some: pack(list(some)[:-1]))
     monkeypatch.setattr(blocks, "CHANGES", broken)
     for _ in range(20):
-        twins.each(lambda journal: journal.commit("session:a", put("k", "1"), messages=1))
-    twins.each(lambda journal: journal.flush())
-    compact(twins.packed.store)
-    assert everything(twins.packed, random.Random(1)) != everything(twins.plain, random.Random(1))
+        both.each(lambda journal: journal.commit("session:a", put("k", "1"), messages=1))
+    both.each(lambda journal: journal.flush())
+    compact(both.packed.store)
+    assert everything(both.packed, random.Random(1)) != everything(both.plain, random.Random(1))
 
 
 def fill(journal: Journal, record: str = "session:a", commits: int = 20) -> None:

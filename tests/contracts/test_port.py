@@ -120,7 +120,7 @@ async def test_everybody_gets_the_answers_to_what_was_asked(ground: Any) -> None
         await asking.result()
 
 
-@on((*EMBEDDED, *SINGLE), face="asyncio")
+@on((*EMBEDDED, *SINGLE), api="asyncio")
 async def test_commands_of_tasks_are_carried_out_in_the_order_in_which_they_were_sent(ground: Any) -> None:
     """The port awaits nothing before it sends a command; with several servers it looks first if it is in doubt."""
     port, key = ground.port, ground.key()
@@ -153,7 +153,7 @@ async def test_an_exchange_suspends_once_while_the_server_works(ground: Any) -> 
         assert steps.count == int(ground.suspends or ground.is_simulated)
 
 
-@on(NETWORK, face="asyncio")
+@on(NETWORK, api="asyncio")
 async def test_the_answer_of_a_cancelled_caller_is_nobody_elses(ground: Any) -> None:
     port, needle = ground.port, ground.key("needle")
     held = ground.hold(needle)
@@ -370,7 +370,7 @@ async def test_answers_of_a_connection_apart_stand_in_place(ground: Any) -> None
     assert unfinished < 9
 
 
-@on(NETWORK, face="asyncio")
+@on(NETWORK, api="asyncio")
 async def test_what_stands_behind_a_command_that_waits_waits_as_well(ground: Any) -> None:
     port, key = ground.port, ground.key()
     push = script_of(ground, "return redis.call('RPUSH', KEYS[1], ARGV[1])")

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from below import logged_in, relocated
-from combinations import FACES
+from combinations import APIS
 
 from distributed_state.errors import Backpressure, ConfigurationError, NotPermitted, StateError, WarmUnavailable
 from distributed_state.port.commands import ReplyError
@@ -334,16 +334,16 @@ async def test_a_service_that_sentinels_do_not_know_is_a_configuration_error(gro
 # The grounds themselves
 
 
-def test_all_tests_together_meet_every_kind_of_ground_on_both_faces() -> None:
-    every = {Case(kind, face) for kind in EVERY for face in FACES}
+def test_all_tests_together_meet_every_kind_of_ground_on_both_apis() -> None:
+    every = {Case(kind, api) for kind in EVERY for api in APIS}
     names = [f"test_{number}" for number in range(300)]
-    found = [cases(name, EVERY, FACES) for name in names]
+    found = [cases(name, EVERY, APIS) for name in names]
     assert {len(each) for each in found} == {3}, "embedded, simulated and one real kind"
     assert {each for one in found for each in one} == every
-    wide = [cases(name, EVERY, FACES, "wide") for name in names]
+    wide = [cases(name, EVERY, APIS, "wide") for name in names]
     assert all(sorted(case.kind for case in one) == sorted(EVERY) for one in wide)
     assert all(one[:3] == first for one, first in zip(wide, found, strict=True)), "what a default run has, and more"
-    assert all({case.face for case in one} == set(FACES) for one in wide)
+    assert all({case.api for case in one} == set(APIS) for one in wide)
     assert {each for one in wide for each in one} == every
-    assert set(cases("test", EVERY, FACES, "full")) == every
-    assert {*cases("test", CLUSTER, FACES[:1], "wide")} == {Case(kind, FACES[0]) for kind in CLUSTER}
+    assert set(cases("test", EVERY, APIS, "full")) == every
+    assert {*cases("test", CLUSTER, APIS[:1], "wide")} == {Case(kind, APIS[0]) for kind in CLUSTER}

@@ -65,7 +65,7 @@ async def test_a_signal_wakes_all_who_wait_whoever_sets_it(ground: Any) -> None:
     assert [await each.result() for each in waiting] == [True, True, True]
 
 
-@on(EVERY, face="asyncio")
+@on(EVERY, api="asyncio")
 async def test_a_signal_that_is_cleared_before_a_waiter_looks_does_not_end_its_wait(ground: Any) -> None:
     signal = ground.port.signal()
     waiting = ground.begin(signal.wait())
@@ -80,7 +80,7 @@ async def test_a_signal_that_is_cleared_before_a_waiter_looks_does_not_end_its_w
     assert await waiting.result()
 
 
-@on(EVERY, face="asyncio")
+@on(EVERY, api="asyncio")
 async def test_waits_of_a_task_end_when_it_is_cancelled(ground: Any) -> None:
     for work in (ground.port.signal().wait(), ground.port.sleep(LIMIT)):
         waiting = ground.begin(work)
@@ -123,7 +123,7 @@ async def test_code_in_a_thread_is_blocking_code_and_knows_the_callers_context(g
     assert await ground.port.thread(lambda: seen.set("its own").old_value) == "the caller's"
 
 
-@on(EVERY, face="asyncio")
+@on(EVERY, api="asyncio")
 @pytest.mark.parametrize("way", ["sql", "thread"])
 async def test_what_blocks_goes_on_when_its_caller_is_cancelled(ground: Any, way: str) -> None:
     began, done, gate = [], [], ground.gate()
@@ -166,7 +166,7 @@ async def test_a_users_coroutine_is_completed(ground: Any) -> None:
         await port.complete(cancelled())
 
 
-@on(EVERY, face="asyncio")
+@on(EVERY, api="asyncio")
 async def test_the_callers_own_cancellation_ends_a_users_coroutine(ground: Any) -> None:
     waiting = ground.begin(ground.port.complete(ground.port.signal().wait()))
     await ground.pause()
@@ -199,7 +199,7 @@ async def test_work_for_a_caller_gives_its_result_or_error_and_knows_the_context
         await finish_it(refuse())
 
 
-@on(EVERY, face="asyncio")
+@on(EVERY, api="asyncio")
 @pytest.mark.parametrize("way", ["shield", "drive", "drive_start"])
 async def test_who_is_cancelled_waits_for_its_work_and_is_cancelled_then(ground: Any, way: str) -> None:
     port, began, done = ground.port, [], []
@@ -223,7 +223,7 @@ async def test_who_is_cancelled_waits_for_its_work_and_is_cancelled_then(ground:
     assert done, "it is cancelled when the work is done"
 
 
-@on(EVERY, face="asyncio")
+@on(EVERY, api="asyncio")
 @pytest.mark.parametrize("way", ["shield", "drive", "drive_start"])
 async def test_who_is_cancelled_twice_leaves_and_the_work_goes_on(ground: Any, way: str) -> None:
     port, began, done = ground.port, [], []
@@ -246,7 +246,7 @@ async def test_who_is_cancelled_twice_leaves_and_the_work_goes_on(ground: Any, w
     await ground.until(lambda: done)
 
 
-@on(EVERY, face="asyncio")
+@on(EVERY, api="asyncio")
 async def test_driven_work_is_blocking_code_and_does_not_wait_for_what_starts_partitions(ground: Any) -> None:
     port, began = ground.port, []
     proceed = port.signal()
@@ -460,7 +460,7 @@ async def test_a_job_of_a_users_that_stops_itself_does_not_wait_for_itself(groun
 # Guards and owners
 
 
-@on(EVERY, face="asyncio")
+@on(EVERY, api="asyncio")
 async def test_a_guard_interrupts_the_body_and_knows_its_own_cancellation(ground: Any) -> None:
     guards: list[Any] = []
 
@@ -545,7 +545,7 @@ async def test_who_calls_is_known(ground: Any) -> None:
 # The end
 
 
-@on(NETWORK, face="asyncio")
+@on(NETWORK, api="asyncio")
 async def test_closing_ends_what_tasks_wait_for_and_begin(ground: Any) -> None:
     port, needle = ground.open(), ground.key("needle")
     await ground.again(port.open)
@@ -562,7 +562,7 @@ async def test_closing_ends_what_tasks_wait_for_and_begin(ground: Any) -> None:
             await refused([(b"PING",)])
 
 
-@on(EVERY, face="asyncio")
+@on(EVERY, api="asyncio")
 async def test_after_the_end_nothing_is_begun(ground: Any) -> None:
     port, done = ground.open(), []
 
@@ -582,7 +582,7 @@ async def test_after_the_end_nothing_is_begun(ground: Any) -> None:
     await port.close()
 
 
-@on(EVERY, face="asyncio")
+@on(EVERY, api="asyncio")
 async def test_closing_waits_for_what_asks_sql(ground: Any) -> None:
     port, began, done = ground.open(), [], []
     await ground.again(port.open)
@@ -670,7 +670,7 @@ async def test_a_call_that_closes_still_reaches_redis_after_waits_were_cut(groun
     await port.close()
 
 
-@on((*EMBEDDED, *REAL), face="asyncio")
+@on((*EMBEDDED, *REAL), api="asyncio")
 async def test_the_end_of_an_event_loop_is_reported(ground: Any) -> None:
     port, ended, loops = ground.port, [], []
     port.when_a_loop_ends(ended.append)
@@ -686,7 +686,7 @@ async def test_the_end_of_an_event_loop_is_reported(ground: Any) -> None:
     assert len(ended) == 1
 
 
-@on((*EMBEDDED, *REAL), face="blocking")
+@on((*EMBEDDED, *REAL), api="blocking")
 async def test_after_a_fork_the_port_connects_anew(ground: Any) -> None:
     if (watch := ground.port._connections._watch) is not None:
         watch.end()  # no thread survives fork()

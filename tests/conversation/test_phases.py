@@ -98,9 +98,9 @@ def test_a_machine_is_a_frozen_value() -> None:
         light.table["red", "go"] = "blue"  # type: ignore[index]  # what must not work
     with pytest.raises(FrozenInstanceError):
         light.initial = "green"  # type: ignore[misc]  # what must not work
-    for twin in (StateMachine(LIGHT, initial="red", name="light"), copy.deepcopy(light)):
-        assert twin == light
-        assert hash(twin) == hash(light)
+    for equal in (StateMachine(LIGHT, initial="red", name="light"), copy.deepcopy(light)):
+        assert equal == light
+        assert hash(equal) == hash(light)
     assert pickle.loads(pickle.dumps(DEFAULT)) == DEFAULT
 
 

@@ -10,8 +10,8 @@ import pytest
 import redis
 from below import evict, keys_of, own_server, redis_of, said, tiers
 from counting import round_trips
-from faces import Blocking
 from reaping import quiet
+from sync_api import Blocking
 
 from distributed_state import Conflict, Encryption, InvalidValue, KeyRing, Message, TooLarge
 from distributed_state.conversation import replacing
@@ -151,7 +151,7 @@ EVERY = sorted(map(str, [*range(5), *(100 * (worker + 1) + turn for worker in ra
 
 
 @pytest.mark.replicas
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_workers_that_pop_at_once_get_each_message_once(opener: Any) -> None:
     popped, left = await race([await opener(conflict_retries=1000) for _ in range(3)])
     assert sorted([*popped, *left]) == EVERY
@@ -159,7 +159,7 @@ async def test_workers_that_pop_at_once_get_each_message_once(opener: Any) -> No
 
 
 @pytest.mark.replicas
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_without_its_guard_some_would_go_twice(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replacing, "_SHOWN", ())
     popped, left = await race([await opener() for _ in range(3)])
@@ -205,7 +205,7 @@ async def test_what_is_no_message_of_a_chat_is_kept_as_it_was_given(opener: Any)
     assert len(window.messages) == 3
 
 
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 async def test_a_message_that_cannot_be_read_stays(store: Any) -> None:
     session = store.session("s")
     await session.append(said(0), said(1))

@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 import pytest
 from below import Worker, keys_of, redis_of, tiers, until
-from faces import Blocking, core, unwrap
 from proxy import Proxy
 from pydantic import AfterValidator
 from recording_agents import now
+from sync_api import Blocking, core, unwrap
 
 from distributed_state import (
     TOOLBOX,
@@ -678,7 +678,7 @@ async def test_the_ready_tools(store: Any) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_coroutine_may_be_a_tool(store: Any) -> None:
     @tool
     async def slow(state: State, session: Any) -> str:
@@ -691,8 +691,8 @@ async def test_a_coroutine_may_be_a_tool(store: Any) -> None:
     assert await store.session("s").get("slow", fresh=True) is True
 
 
-@pytest.mark.only(face="blocking")
-async def test_a_tool_is_given_the_session_of_its_face(store: Any) -> None:
+@pytest.mark.only(api="blocking")
+async def test_a_tool_is_given_the_session_of_its_api(store: Any) -> None:
     @tool
     def ask(session: Any) -> Any:
         session.set("asked", True)

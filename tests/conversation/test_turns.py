@@ -13,10 +13,10 @@ import pytest
 from below import evict, keys_of, own_server, redis_of, until
 from controls import sabotage
 from counting import round_trips
-from faces import core
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from proxy import Proxy
+from sync_api import core
 
 from distributed_state import AsyncStateStore, Deleted, Fenced, Interrupted, InvalidValue, LockTimeout, NotFound
 from distributed_state.warm.scripts import COMMIT

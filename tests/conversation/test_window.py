@@ -370,8 +370,8 @@ async def test_a_conversation_cleared_meanwhile_gets_no_summary_of_what_is_gone(
     assert (window.messages, window.summary, len(calls)) == ((), None, 1)
 
 
-@pytest.mark.only(face="blocking")
-async def test_a_summarizer_of_the_blocking_face_is_a_plain_function(store: Any) -> None:
+@pytest.mark.only(api="blocking")
+async def test_a_summarizer_of_the_sync_api_is_a_plain_function(store: Any) -> None:
     session = store.session("s")
     await fill(session, 20)
 
@@ -388,8 +388,8 @@ async def test_a_summarizer_of_the_blocking_face_is_a_plain_function(store: Any)
 # Replicas
 
 
-def waiting_for(face: str, calls: list[int], condition: Callable[[], Any]) -> Any:
-    """A summarizer that is not done before a condition holds, as its face wants it."""
+def waiting_for(api: str, calls: list[int], condition: Callable[[], Any]) -> Any:
+    """A summarizer that is not done before a condition holds, as its API wants it."""
 
     async def slow(messages: list[Message], previous: str | None) -> str:
         calls.append(len(messages))
@@ -404,7 +404,7 @@ def waiting_for(face: str, calls: list[int], condition: Callable[[], Any]) -> An
             time.sleep(0.005)
         return f"{len(messages)} messages"
 
-    return slow if face == "asyncio" else slow_too
+    return slow if api == "asyncio" else slow_too
 
 
 @pytest.mark.replicas
@@ -414,7 +414,7 @@ async def test_two_replicas_summarize_a_range_once(opener: Any) -> None:
     calls: list[int] = []
     with redis_of(first) as client:
         queue = keys_of(first, "s").wait
-        summarizer = waiting_for(opener.face, calls, lambda: client.zcard(queue) == 1)
+        summarizer = waiting_for(opener.api, calls, lambda: client.zcard(queue) == 1)
         bounds = Summaries().bounds(summarizer=summarizer)
         one = asyncio.create_task(first.session("s").window(**bounds))
         await until(lambda: calls)
@@ -437,7 +437,7 @@ async def test_without_the_lock_two_replicas_summarize_twice(opener: Any, monkey
     first, second = await opener(), await opener()
     await fill(first.session("s"), 12)
     calls: list[int] = []
-    bounds = Summaries().bounds(summarizer=waiting_for(opener.face, calls, lambda: len(calls) == 2))
+    bounds = Summaries().bounds(summarizer=waiting_for(opener.api, calls, lambda: len(calls) == 2))
     both = [asyncio.create_task(store.session("s").window(**bounds)) for store in (first, second)]
     made, used = await asyncio.gather(*both)
     assert len(calls) == 2
@@ -449,7 +449,7 @@ async def test_without_the_lock_two_replicas_summarize_twice(opener: Any, monkey
 # For a turn, which stores at its end
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_pending_messages_are_part_of_a_window_and_always_kept(store: Any) -> None:
     session, summaries = store.session("s"), Summaries()
     await fill(session, 20)

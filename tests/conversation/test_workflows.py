@@ -304,7 +304,7 @@ async def test_bad_workflows_are_refused(store: Any) -> None:
     assert keys_of(store, "s")
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_steps_may_be_coroutines(store: Any) -> None:
     async def later(state: AgentState, turn: Any) -> AgentState:
         await asyncio.sleep(0)
@@ -313,7 +313,7 @@ async def test_steps_may_be_coroutines(store: Any) -> None:
     assert (await store.run(Workflow({**STEPS, "planning": later}), "look")).final_answer == "saw 3"
 
 
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 async def test_blocking_code_has_plain_steps(store: Any) -> None:
     async def later(state: AgentState, turn: Any) -> AgentState:
         return plan(state, turn)

@@ -22,7 +22,7 @@ from distributed_state.programs.servers import RedisServer, redis_cluster, redis
 
 USERS = ROOT.joinpath("deploy/valkey/users.acl").read_text()
 PASSWORD = hashlib.sha256(b"secret").hexdigest()
-single = pytest.mark.only(face=("asyncio", "blocking"), warm="single", cold=("sqlite", "postgres"))
+single = pytest.mark.only(api=("asyncio", "blocking"), warm="single", cold=("sqlite", "postgres"))
 
 
 def users(namespace: str, text: str = USERS) -> str:
@@ -188,7 +188,7 @@ def several(kind: str, namespace: str) -> Iterator[tuple[list[RedisServer], str]
 
 
 @pytest.mark.wide
-@pytest.mark.only(face=("asyncio", "blocking"), warm="valkey", cold="sqlite")
+@pytest.mark.only(api=("asyncio", "blocking"), warm="valkey", cold="sqlite")
 @pytest.mark.parametrize("kind", ["cluster", "sentinel"])
 async def test_several_servers_need_no_more_than_their_users_rights(opener: Any, kind: str) -> None:
     with several(kind, opener.namespace) as (servers, url):
@@ -203,7 +203,7 @@ async def test_several_servers_need_no_more_than_their_users_rights(opener: Any,
                 assert {what for _, what in denied(client)} <= ({"config|get"} if kind == "cluster" else set())
 
 
-@pytest.mark.only(face="asyncio", warm="valkey", cold="sqlite")
+@pytest.mark.only(api="asyncio", warm="valkey", cold="sqlite")
 @pytest.mark.parametrize(("kind", "right"), [("cluster", "+cluster|slots"), ("sentinel", "+role")])
 async def test_negative_control_a_right_that_several_servers_need_is_missed(
     opener: Any, kind: str, right: str, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Every block of the documentation runs as it stands, on each face that it is shown for."""
+"""Every block of the documentation runs as it stands, on each API that it is shown for."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 from diverging import QUIET, keep, lose
+from docs_apis import OnOneApi, in_blocking_words
 from docs_blocks import Block, WrongBlock, blocks
-from docs_faces import OnOneFace, in_blocking_words
 from docs_pages import (
     PAGES,
     ROOT,
     OwnServers,
+    apis_of,
     blocks_of,
     chosen,
     compiled,
-    faces_of,
     own_servers,
     reader,
     runs,
@@ -32,17 +32,17 @@ from distributed_state import AsyncStateStore
 
 
 def cases() -> Iterator[Any]:
-    """Each page on each of its faces: what newcomers read first, if it starts no process.
+    """Each page on each of its APIs: what newcomers read first, if it starts no process.
 
-    A wide run has the other pages, each on one face in turn, and a full run both.
+    A wide run has the other pages, each on one API in turn, and a full run both.
     """
-    for page, face, found in runs(frameworks=False):
+    for page, api, found in runs(frameworks=False):
         first = page.parent in (ROOT, ROOT / "docs", ROOT / "docs" / "start")
-        faces = faces_of(found)
-        turn = faces[zlib.crc32(page.name.encode()) % len(faces)]
-        later = pytest.mark.wide if face == turn else pytest.mark.full
+        apis = apis_of(found)
+        turn = apis[zlib.crc32(page.name.encode()) % len(apis)]
+        later = pytest.mark.wide if api == turn else pytest.mark.full
         marks = [] if first and not takes_long(found) else [later]
-        yield pytest.param(face, found, id=f"{page.relative_to(ROOT)}-{face}", marks=marks)
+        yield pytest.param(api, found, id=f"{page.relative_to(ROOT)}-{api}", marks=marks)
 
 
 def a_trip_diverges(own: OwnServers) -> None:
@@ -70,13 +70,13 @@ def a_trip_diverges(own: OwnServers) -> None:
 HAPPENED = {"docs/concepts/epochs.md": a_trip_diverges}
 
 
-@pytest.mark.parametrize(("face", "found"), list(cases()))
+@pytest.mark.parametrize(("api", "found"), list(cases()))
 def test_a_page_does_what_it_says(
-    face: str, found: list[Block], servers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: str, found: list[Block], servers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A newcomer does what stands there, from top to bottom."""
     monkeypatch.chdir(tmp_path)
-    with own_servers(servers.database) as own, reader(face, own) as somebody:
+    with own_servers(servers.database) as own, reader(api, own) as somebody:
         if found[0].page in HAPPENED:
             HAPPENED[found[0].page](own)
         somebody.read(found)
@@ -84,11 +84,11 @@ def test_a_page_does_what_it_says(
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_program_of_a_page_compiles(page: Path) -> None:
-    """Those that are run nowhere, too; a file that is shown on both faces is a program on each."""
+    """Those that are run nowhere, too; a file that is shown on both APIs is a program on each."""
     for block in blocks_of(page):
         if block.language == "python":
-            for face in faces_of([block]):
-                compiled(block, text_on(face, block))
+            for api in apis_of([block]):
+                compiled(block, text_on(api, block))
 
 
 # How it is judged: each of these must fail.
@@ -96,10 +96,10 @@ def test_every_program_of_a_page_compiles(page: Path) -> None:
 PAGE = "# A page\n\n{}\n"
 
 
-def read(text: str, face: str = "asyncio") -> None:
+def read(text: str, api: str = "asyncio") -> None:
     """Somebody reads this page. Of a page in tests no server is started."""
     found = blocks("README.md", PAGE.format(text))
-    with reader(face, OwnServers(redis=lambda: "redis://nowhere", postgres=lambda: "nothing")) as somebody:
+    with reader(api, OwnServers(redis=lambda: "redis://nowhere", postgres=lambda: "nothing")) as somebody:
         somebody.read(chosen(found, frameworks=False))
 
 
@@ -109,8 +109,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("face", ["asyncio", "blocking"])
-def test_a_page_of_all_that_there_is_is_read(face: str, folder: Path) -> None:
+@pytest.mark.parametrize("api", ["asyncio", "blocking"])
+def test_a_page_of_all_that_there_is_is_read(api: str, folder: Path) -> None:
     """Names, files, variables, the directory and what is printed go from block to block."""
     text = """
 ```python both
@@ -145,7 +145,7 @@ python $name.py
 from a file
 ```
 """
-    read(text, face)
+    read(text, api)
     assert (folder / "deep/program.py").exists()
 
 
@@ -260,10 +260,10 @@ def test_a_blocking_text_is_what_somebody_would_write(asyncio: str, blocking: st
     assert in_blocking_words(asyncio) == blocking
 
 
-def test_a_program_of_one_face_is_none_for_both() -> None:
-    with pytest.raises(OnOneFace, match="asyncio would be left"):
+def test_a_program_of_one_api_is_none_for_both() -> None:
+    with pytest.raises(OnOneApi, match="asyncio would be left"):
         in_blocking_words("import asyncio\nawait asyncio.gather(a(), b())\n")
-    with pytest.raises(OnOneFace, match="the same on both faces"):
+    with pytest.raises(OnOneApi, match="the same on both APIs"):
         in_blocking_words("x = 1\n")
 
 

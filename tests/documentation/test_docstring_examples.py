@@ -1,4 +1,4 @@
-"""The examples in the docstrings of the public names, on both faces: each is true.
+"""The examples in the docstrings of the public names, on both APIs: each is true.
 
 Against the embedded store; those of the remote store against a service, which is where they say.
 """
@@ -37,7 +37,7 @@ def found() -> Iterator[Any]:
                 if (example, member, of_asyncio, remote) not in seen:
                     seen.add((example, member, of_asyncio, remote))
                     where = name if each is kind else f"{name}.{member}"
-                    # On one of the two faces, in turn; a full run has both.
+                    # On one of the two APIs, in turn; a full run has both.
                     turn = zlib.crc32(f"{where.removeprefix('Async')}-{number}".encode()) % 2
                     marks = [] if turn == of_asyncio else [pytest.mark.full]
                     yield pytest.param(example, of_asyncio, remote, id=f"{where}-{number}", marks=marks)
@@ -49,9 +49,9 @@ def names(store: Any) -> dict[str, Any]:
     return {**PUBLIC, "BaseModel": BaseModel, "store": store, "session": session, "record": store.task("t0")}
 
 
-def test_there_are_examples_of_both_faces() -> None:
-    faces = [param.values[1] for param in found()]
-    assert faces.count(True) == faces.count(False) >= 30, "each is generated for the other face"
+def test_there_are_examples_of_both_apis() -> None:
+    apis = [param.values[1] for param in found()]
+    assert apis.count(True) == apis.count(False) >= 30, "each is generated for the other API"
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_examples_are_true(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each runs as it stands, on its face, and what it asserts holds."""
+    """Each runs as it stands, on its API, and what it asserts holds."""
     monkeypatch.chdir(tmp_path)
     url = request.getfixturevalue("service") if remote else ""
     code = compiled(example.replace(SERVED, url) if remote else example)
@@ -85,6 +85,6 @@ def test_examples_are_true(
     if of_asyncio:
         asyncio.run(on_asyncio())
     else:
-        assert not code.co_flags & inspect.CO_COROUTINE, "an example of the blocking face awaits nothing"
+        assert not code.co_flags & inspect.CO_COROUTINE, "an example of the sync API awaits nothing"
         with StateStore.open(**place) as store:
             eval(code, names(store))

@@ -1,4 +1,4 @@
-"""What editors and documentation tools show of the public names, on both faces."""
+"""What editors and documentation tools show of the public names, on both APIs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.unit
 
 CLASSES = {name: each for name, each in PUBLIC.items() if isinstance(each, type)}
 OPEN_WITH_AN_EXAMPLE = ("StateStore", "Session", "Turn", "Agent")
-faces = pytest.mark.parametrize("name", [*OPEN_WITH_AN_EXAMPLE, *(f"Async{name}" for name in OPEN_WITH_AN_EXAMPLE)])
+apis = pytest.mark.parametrize("name", [*OPEN_WITH_AN_EXAMPLE, *(f"Async{name}" for name in OPEN_WITH_AN_EXAMPLE)])
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC.keys() - VALUES))
@@ -47,7 +47,7 @@ def test_public_values_are_described_in_the_source(name: str) -> None:
     pytest.fail(f"{name} is assigned nowhere")
 
 
-@faces
+@apis
 def test_the_classes_that_one_meets_first_open_with_an_example(name: str) -> None:
     first, _, rest = inspect.cleandoc(PUBLIC[name].__doc__).partition("\n\n")
     assert first.endswith(".")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from below import everything_in_sql, keys_of, tiers
-from faces import core
+from sync_api import core
 
 from distributed_state import AccessDenied, ColdUnavailable, Encryption, InvalidValue, KeyRing, Request
 from distributed_state.cold import erasure, tables
@@ -173,7 +173,7 @@ async def test_the_trail_is_whole_or_it_is_not_shown(opener: Any) -> None:
     assert [event.type for event in await store.admin.audit()] == ["conversation.created", "conversation.deleted"]
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_without_waiting_for_the_archive_the_trail_is_short(opener: Any) -> None:
     """Negative control: what is not archived yet is missing, and nobody is told."""
     store = await quiet(opener)
@@ -225,7 +225,7 @@ async def test_forgetting_a_user_takes_the_events_too(opener: Any) -> None:
         assert len(rows["events"]) == 1
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_erasing_records_without_their_events_leaves_traces(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the ids are in what was told."""
     store = await opener()

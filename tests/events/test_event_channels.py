@@ -15,8 +15,8 @@ from distributed_state.warm.consumers import RESYNC
 from distributed_state.warm.event_channels import types_of, types_together
 from distributed_state.warm.stream import Head, Position
 
-real = pytest.mark.only(warm="real", face="asyncio")
-single = pytest.mark.only(warm="single", face="asyncio")
+real = pytest.mark.only(warm="real", api="asyncio")
+single = pytest.mark.only(warm="single", api="asyncio")
 pytestmark = pytest.mark.timeout(120)
 PARTITIONS = 4
 
@@ -78,7 +78,7 @@ def numbers(heard: list[Event]) -> list[int]:
     return sorted(each.data["n"] for each in heard)
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_replica_is_sent_its_types_alone(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store, heard = await listening(opener, "wanted.one", "family.*")
     await alone(store)

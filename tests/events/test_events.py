@@ -134,7 +134,7 @@ async def test_a_fork_is_a_new_conversation(store: Any) -> None:
     assert [(each.type, each.conversation_id) for each in found] == [("conversation.created", "t")]
 
 
-@pytest.mark.only(warm="real", face="asyncio")
+@pytest.mark.only(warm="real", api="asyncio")
 async def test_who_creates_at_the_same_time_tells_of_it_once(opener: Any) -> None:
     """The server decides who was first; negative control: told by whoever thinks that he is."""
     replicas = [await opener() for _ in range(4)]
@@ -511,7 +511,7 @@ async def test_who_hears_of_a_change_does_not_read_what_was_before_it(store: Any
     assert older == []
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_coroutine_function_is_a_handler_under_asyncio(store: Any) -> None:
     heard = []
 
@@ -525,7 +525,7 @@ async def test_a_coroutine_function_is_a_handler_under_asyncio(store: Any) -> No
     assert await store.session("s").get("n") == 1
 
 
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 async def test_a_coroutine_function_is_none_in_blocking_code(store: Any) -> None:
     async def hear(event: Event) -> None: ...
 

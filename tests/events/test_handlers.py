@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from below import redis_of, tiers, until
-from faces import core
+from sync_api import core
 
 from distributed_state import AccessDenied, Event, InvalidValue, StateError, WarmUnavailable
 from distributed_state.events import consumer
 
-asynchronous = pytest.mark.only(face="asyncio")
+asynchronous = pytest.mark.only(api="asyncio")
 
 
 # Ending from inside
@@ -268,7 +268,7 @@ async def test_a_handler_that_hangs_does_not_stall_its_share_of_a_group(opener: 
 
 @pytest.mark.wide
 @pytest.mark.replicas
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 async def test_without_the_limit_a_hanging_handler_stalls_its_share(opener: Any, monkeypatch: Any) -> None:
     """Negative control of the test above."""
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from below import everything_in_redis, keys_of, redis_of, tiers, until
 from controls import sabotage
-from faces import core
 from reaping import Sweeps, quiet, run, score
+from sync_api import core
 
 from distributed_state.warm.consumers import RESYNC
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from distributed_state import AsyncAgent
 
-pytestmark = [pytest.mark.replicas, pytest.mark.only(face="asyncio")]
+pytestmark = [pytest.mark.replicas, pytest.mark.only(api="asyncio")]
 
 
 class LifecycleAgent(AsyncAgent):

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from below import keys_of, redis_of, until
-from faces import core
+from sync_api import core
 
 from distributed_state import Agent, CommandArgument, InvalidValue, LogLevel
 
-pytestmark = [pytest.mark.replicas, pytest.mark.only(face="blocking")]
+pytestmark = [pytest.mark.replicas, pytest.mark.only(api="blocking")]
 
 
 class NoteAgent(Agent):

@@ -58,7 +58,7 @@ def agent_of(store: Any, cuts: set[str]) -> Workflow:
     return Workflow({"planning": plan, "executing": work, "reflecting": reflect}, max_steps=10)
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_worker_that_dies_loses_at_most_its_step(store: Any) -> None:
     mails_sent.clear()
     agent = agent_of(store, {"trip/0", "trip/2", "trip/4"})
@@ -74,7 +74,7 @@ async def test_a_worker_that_dies_loses_at_most_its_step(store: Any) -> None:
     assert again == state, "a request that was answered begins nothing"
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_the_conversation_goes_on_with_the_next_task(store: Any) -> None:
     agent = agent_of(store, set())
     await store.run(agent, "Oslo or Bergen?", session_id="trip")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from below import everything_in_redis, redis_of
-from faces import core
+from sync_api import core
 
 from distributed_state import AccessDenied, DecryptionFailed, Encryption, KeyRing, Request
 

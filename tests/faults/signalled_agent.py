@@ -49,7 +49,7 @@ class Signalled:
         it: Any = self
         if self.work == "hang":
             say("working")
-            # Asleep in C, as blocking code is; the asyncio face's is cancelled.
+            # Asleep in C, as blocking code is; the asyncio API's is cancelled.
             await asyncio.sleep(60) if isinstance(it, AsyncAgent) else time.sleep(60)
         while await now(it.wait(0.01)):
             if self.work == "turns":
@@ -84,14 +84,14 @@ async def inside(agent: Any) -> None:
         await asyncio.sleep(60)
 
 
-def main(face: str, work: str, place: dict[str, Any], config: str | None, shutdown_timeout: float = 20.0) -> None:
+def main(api: str, work: str, place: dict[str, Any], config: str | None, shutdown_timeout: float = 20.0) -> None:
     logging.getLogger("distributed_state.agent").addHandler(Told())
     logging.getLogger("distributed_state.agent").setLevel(logging.INFO)
     more = {"work": work, "shutdown_timeout": shutdown_timeout}
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)]  # nohup has the latter ignored
     if work == "with":
         more |= {"work": "turns"}
-    if face == "asyncio":
+    if api == "asyncio":
         agent: Any = type("Signalled", (Signalled, AsyncAgent), more)(
             lambda: AsyncStateStore.open(**place), config=config
         )

@@ -47,7 +47,7 @@ class Process:
 @contextmanager
 def running(opener: Any, work: str, config: Path | None = None, **more: Any) -> Iterator[Process]:
     place = {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace}
-    given = {"face": opener.face, "work": work, "place": place, "config": None if config is None else str(config)}
+    given = {"api": opener.api, "work": work, "place": place, "config": None if config is None else str(config)}
     command = [sys.executable, "-W", "error", str(SCRIPT)]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "GIVEN": json.dumps(given | more)}
@@ -103,7 +103,7 @@ async def test_a_turn_that_runs_is_finished_before_the_end(opener: Any, number: 
         agent.send(number)
         assert agent.end() == 0
     rest = [each for each in agent.said[[*agent.said].index(["in a turn", 2]) :] if each[0] != "log"]
-    handlers = ["handlers", True, True] if opener.face == "blocking" or number != signal.SIGINT else rest[-1]
+    handlers = ["handlers", True, True] if opener.api == "blocking" or number != signal.SIGINT else rest[-1]
     assert rest == [["in a turn", 2], ["stopping", True], ["turn done"], ["shutdown"], ["cleanup"], handlers]
     rows = everything_in_sql(opener.archive, opener.namespace)
     assert [row for row in rows["changes"] if "turn" in map(str, row)], "it archived what it had written"

@@ -128,7 +128,7 @@ def _speaks(doctor: dict[str, Any], name: str) -> bool:
 
 
 @pytest.mark.wide
-async def test_on_the_asyncio_face_too(rewound: Rewound, archive: str) -> None:
+async def test_on_the_asyncio_api_too(rewound: Rewound, archive: str) -> None:
     settings: dict[str, Any] = {"archiver": False, "max_staleness": 0.0, "partitions": 4, "retry_for": 60.0}
     async with await AsyncStateStore.open(rewound.server.url, archive=archive, namespace="n", **settings) as store:
         session = store.session("s")

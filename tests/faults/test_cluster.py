@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from below import hidden, server_binary, until
-from faces import Blocking, core, in_thread
+from sync_api import Blocking, core, in_thread
 from typer.testing import CliRunner
 from under_load import IDS, listening, load, now
 
@@ -52,8 +52,8 @@ def place(tmp_path: Path) -> dict[str, Any]:
     return {"archive": f"sqlite:///{tmp_path}/archive.db", "namespace": f"t{uuid.uuid4().hex[:12]}", "partitions": 16}
 
 
-async def opened(face: str, url: str, **settings: Any) -> Any:
-    if face == "asyncio":
+async def opened(api: str, url: str, **settings: Any) -> Any:
+    if api == "asyncio":
         return await AsyncStateStore.open(url, **settings)
     return Blocking(await in_thread(lambda: StateStore.open(url, **settings)))
 
@@ -200,7 +200,7 @@ def on_its_way(cluster: RedisCluster, number: int, keys: int) -> Iterator[tuple[
 
 
 @pytest.mark.parametrize(
-    ("face", "moved"),
+    ("api", "moved"),
     [
         pytest.param("blocking", 0, marks=pytest.mark.wide),
         ("asyncio", 1),
@@ -209,9 +209,9 @@ def on_its_way(cluster: RedisCluster, number: int, keys: int) -> Iterator[tuple[
     ids=["none", "one", "all"],
 )
 async def test_while_a_slot_is_on_its_way_its_callers_wait_and_no_others(
-    face: str, moved: int, cluster: RedisCluster, place: Any
+    api: str, moved: int, cluster: RedisCluster, place: Any
 ) -> None:
-    store = await opened(face, cluster.url, retry_for=1.0, archiver=False, beat=0.0, **place)
+    store = await opened(api, cluster.url, retry_for=1.0, archiver=False, beat=0.0, **place)
     for id in IDS:
         await store.session(id).set("a", 1)
     number = slot(store, IDS[0])
@@ -384,11 +384,11 @@ async def test_when_a_primary_ends_the_others_go_on_and_its_replica_takes_over(k
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("face", "whole"), [("asyncio", "no"), ("blocking", "yes")])
-async def test_slots_that_nobody_has_are_unavailable_and_never_empty(face: str, whole: str, place: Any) -> None:
+@pytest.mark.parametrize(("api", "whole"), [("asyncio", "no"), ("blocking", "yes")])
+async def test_slots_that_nobody_has_are_unavailable_and_never_empty(api: str, whole: str, place: Any) -> None:
     """With require-full-coverage the others are, too."""
     with redis_cluster("--cluster-require-full-coverage", whole, replicas=0) as cluster:
-        store = await opened(face, cluster.url, retry_for=1.0, archiver=False, beat=0.0, timeout=1.0, **place)
+        store = await opened(api, cluster.url, retry_for=1.0, archiver=False, beat=0.0, timeout=1.0, **place)
         for id in IDS:
             await store.session(id).set("a", id)
         node = cluster.primaries()[0]

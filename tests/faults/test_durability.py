@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from below import keys_of, server_binary, tiers, until
 from controls import sabotage
-from faces import Blocking, in_thread
+from sync_api import Blocking, in_thread
 
 from distributed_state import AsyncStateStore, DurabilityUnknown, StateStore, WarmUnavailable
 from distributed_state.port.addresses import node_name
@@ -31,10 +31,10 @@ from distributed_state.settings import Settings
 from distributed_state.warm.confirming import Confirming, Replicated
 
 KIND = pytest.mark.parametrize("kind", [pytest.param("redis", marks=pytest.mark.wide), "valkey"])
-FACE = pytest.mark.parametrize("face", [pytest.param("asyncio", marks=pytest.mark.full), "blocking"])
+API = pytest.mark.parametrize("api", [pytest.param("asyncio", marks=pytest.mark.full), "blocking"])
 # Each server and each API once; by default one of each.
 PAIR = pytest.mark.parametrize(
-    ("face", "kind"), [pytest.param("asyncio", "redis", marks=pytest.mark.wide), ("blocking", "valkey")]
+    ("api", "kind"), [pytest.param("asyncio", "redis", marks=pytest.mark.wide), ("blocking", "valkey")]
 )
 LONG = 60.0  # seconds for what is surely going to happen, on a machine with other things to do
 
@@ -47,8 +47,8 @@ def place(tmp_path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def opened(face: str, url: str, **settings: Any) -> Any:
-    if face == "asyncio":
+async def opened(api: str, url: str, **settings: Any) -> Any:
+    if api == "asyncio":
         return await AsyncStateStore.open(url, **settings)
     return Blocking(await in_thread(lambda: StateStore.open(url, **settings)))
 
@@ -125,9 +125,9 @@ async def waits(store: Any, primary: RedisServer, replica: RedisServer) -> None:
 
 
 @PAIR
-async def test_a_write_is_acknowledged_when_the_replica_has_it(face: str, kind: str, place: Any) -> None:
+async def test_a_write_is_acknowledged_when_the_replica_has_it(api: str, kind: str, place: Any) -> None:
     with replicated(kind) as (primary, replica):
-        store = await opened(face, primary.url, durability="replicated", timeout=LONG, retry_for=0.0, **place)
+        store = await opened(api, primary.url, durability="replicated", timeout=LONG, retry_for=0.0, **place)
         await waits(store, primary, replica)
         await store.close()
 
@@ -191,10 +191,10 @@ def waited(server: RedisServer) -> int:
 @pytest.mark.wide
 @PAIR
 async def test_a_level_that_is_not_reached_is_reported_and_a_repetition_reaches_it(
-    face: str, kind: str, place: Any
+    api: str, kind: str, place: Any
 ) -> None:
     with replicated(kind) as (primary, replica):
-        store = await opened(face, primary.url, durability="replicated", timeout=1.0, **place)
+        store = await opened(api, primary.url, durability="replicated", timeout=1.0, **place)
         session = store.session("s")
         replica.pause()
         with pytest.raises(DurabilityUnknown, match="not replicated: 0 of 1 replicas") as report:
@@ -268,10 +268,10 @@ async def confirmed_elsewhere(store: Any, primary: RedisServer) -> None:
     del home.confirming.confirm
 
 
-@FACE
-async def test_a_server_that_does_not_have_the_commit_confirms_nothing(face: str, place: Any) -> None:
+@API
+async def test_a_server_that_does_not_have_the_commit_confirms_nothing(api: str, place: Any) -> None:
     with replicated("valkey") as (primary, _):
-        store = await opened(face, primary.url, durability="replicated", timeout=LONG, **place)
+        store = await opened(api, primary.url, durability="replicated", timeout=LONG, **place)
         await confirmed_elsewhere(store, primary)
         await store.close()
 
@@ -284,10 +284,10 @@ async def test_negative_control_a_commit_that_is_not_looked_for_is_noticed(place
         await store.close()
 
 
-@FACE
-async def test_what_is_archived_and_dropped_meanwhile_is_confirmed(face: str, place: Any) -> None:
+@API
+async def test_what_is_archived_and_dropped_meanwhile_is_confirmed(api: str, place: Any) -> None:
     with replicated("valkey") as (primary, _):
-        store = await opened(face, primary.url, durability="replicated", timeout=LONG, **place)
+        store = await opened(api, primary.url, durability="replicated", timeout=LONG, **place)
         home = tiers(store)
         confirm = home.confirming.confirm
 
@@ -302,12 +302,12 @@ async def test_what_is_archived_and_dropped_meanwhile_is_confirmed(face: str, pl
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize(("face", "others"), [("asyncio", 0), ("blocking", 3), ("asyncio", 40)])
-async def test_a_write_that_is_sent_again_is_confirmed_as_well(face: str, others: int, place: Any) -> None:
+@pytest.mark.parametrize(("api", "others"), [("asyncio", 0), ("blocking", 3), ("asyncio", 40)])
+async def test_a_write_that_is_sent_again_is_confirmed_as_well(api: str, others: int, place: Any) -> None:
     """Its answer was lost, and others wrote to the partition since: few, or so many that SQL has to have it."""
     with replicated("valkey") as (primary, replica):
         more = place | {"partitions": 1}
-        store = await opened(face, primary.url, durability="replicated", timeout=1.0, **more)
+        store = await opened(api, primary.url, durability="replicated", timeout=1.0, **more)
         with StateStore.open(primary.url, timeout=LONG, **more) as other:
             await store.session("s").set("a", 0, durability="memory")  # so that it is there, and the next is one script
             port = tiers(store).warm.port
@@ -337,10 +337,10 @@ async def test_a_write_that_is_sent_again_is_confirmed_as_well(face: str, others
 # Failovers
 
 
-async def acknowledged_through_a_failover(face: str, kind: str, level: str, place: Any) -> tuple[int, str | None]:
+async def acknowledged_through_a_failover(api: str, kind: str, level: str, place: Any) -> tuple[int, str | None]:
     """What was acknowledged last when the primary died beside a replica that was behind, and what that one has."""
     with redis_sentinel(replicas=1, sentinels=1, binary=server_binary(kind)) as watched:
-        store = await opened(face, watched.url, durability=level, timeout=1.0, **place)
+        store = await opened(api, watched.url, durability=level, timeout=1.0, **place)
         session, acknowledged = store.session("s"), 0
         await kept(lambda: session.set("a", 0))
         (behind,) = watched.replicas
@@ -362,8 +362,8 @@ async def acknowledged_through_a_failover(face: str, kind: str, level: str, plac
 @pytest.mark.wide
 @pytest.mark.timeout(300)
 @PAIR
-async def test_what_is_acknowledged_as_replicated_survives_a_failover(face: str, kind: str, place: Any) -> None:
-    acknowledged, found = await acknowledged_through_a_failover(face, kind, "replicated", place)
+async def test_what_is_acknowledged_as_replicated_survives_a_failover(api: str, kind: str, place: Any) -> None:
+    acknowledged, found = await acknowledged_through_a_failover(api, kind, "replicated", place)
     assert int(found or -1) >= acknowledged
 
 

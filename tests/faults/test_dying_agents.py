@@ -16,7 +16,7 @@ DYING = Path(__file__).with_name("dying_agent.py")
 
 
 @pytest.mark.wide
-@pytest.mark.only(face="blocking", warm="real")
+@pytest.mark.only(api="blocking", warm="real")
 @pytest.mark.parametrize(
     "deaths", [8, pytest.param(40, marks=pytest.mark.full), pytest.param(400, marks=pytest.mark.soak)]
 )

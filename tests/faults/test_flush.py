@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from below import keys_of, redis_of, tiers, until
-from faces import core
+from sync_api import core
 
 from distributed_state import ColdUnavailable, Conflict, DurabilityUnknown, Fenced
 from distributed_state.programs.servers import RedisServer, redis_server

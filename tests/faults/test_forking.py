@@ -167,7 +167,7 @@ def test_one_asyncio_store_serves_several_loops(redis_url: str, tmp_path: Path, 
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-async def test_a_child_that_is_forked_inside_a_running_loop_has_both_faces(
+async def test_a_child_that_is_forked_inside_a_running_loop_has_both_apis(
     redis_url: str, archive_url: str, namespace: str
 ) -> None:
     """Nothing of that loop runs there, though its thread is in the middle of it."""

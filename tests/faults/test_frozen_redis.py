@@ -1,6 +1,6 @@
 """Redis stands still. Law: each call is answered within `retry_for`, whatever it asks, and so is each HTTP operation.
 
-Every public coroutine method is called, on either face, and every operation that is described: those that the tables
+Every public coroutine method is called, on either API, and every operation that is described: those that the tables
 here do not know are noticed.
 """
 
@@ -237,23 +237,23 @@ WITHOUT_END = {"AsyncEvents.__anext__"}
 
 
 def classes() -> list[type]:
-    """Those of which the blocking face is made, a remote store's and an agent's apart, which ask by others."""
+    """Those of which the sync API is made, a remote store's and an agent's apart, which ask by others."""
     entries = [each for file in generate_blocking.FILES if file.module.startswith("store.") for each in file.classes]
     found = [generate_blocking.classes_of(entry)[:2] for entry in entries]
     return [getattr(importlib.import_module(module), name) for module, name in found]
 
 
 def methods() -> dict[str, Any]:
-    """The public coroutine methods, and the entrances and exits of `async with`, with those of bases without a face."""
+    """The public coroutine methods, and the entrances and exits of `async with`, with those of bases without an API."""
     inner = generate_blocking.INNER
-    faces = classes()
+    apis = classes()
     own = {
-        kind: {name for base in kind.__mro__[:-1] if base is kind or base not in faces for name in vars(base)}
-        for kind in faces
+        kind: {name for base in kind.__mro__[:-1] if base is kind or base not in apis for name in vars(base)}
+        for kind in apis
     }
     return {
         f"{kind.__name__}.{name}": each
-        for kind in faces
+        for kind in apis
         for name, each in ((name, getattr(kind, name)) for name in own[kind])
         if inspect.iscoroutinefunction(each)
         and (name[0] != "_" or name.startswith("__a"))

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import redis
 from below import Worker, own_server, tiers, until
-from faces import in_thread
 from proxy import Proxy
+from sync_api import in_thread
 
 from distributed_state import Event, WarmUnavailable
 from distributed_state.cold.values import Batch
@@ -117,7 +117,7 @@ async def test_nothing_is_missed_when_subscribers_are_cut_off_at_random(opener: 
 
 @pytest.mark.wide
 @single
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_without_the_look_into_the_stream_events_are_missed(opener: Any, monkeypatch: Any) -> None:
     """Negative control of the test above: what is published alone does not suffice."""
 
@@ -137,7 +137,7 @@ async def test_without_the_look_into_the_stream_events_are_missed(opener: Any, m
 
 @pytest.mark.wide
 @single
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 @pytest.mark.timeout(180)
 async def test_who_is_dropped_for_its_full_buffer_reads_on_from_the_stream(opener: Any) -> None:
     """A replica that stands still while more than the server buffers for it is published."""
@@ -232,7 +232,7 @@ def now_ms() -> int:
 
 
 @single
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 @pytest.mark.parametrize("joins_before", [False, True])
 async def test_an_epoch_that_goes_on_at_a_former_primary_is_a_resync(opener: Any, joins_before: bool) -> None:
     types = await an_epoch_that_went_on_elsewhere(opener, joins_before=joins_before)
@@ -240,7 +240,7 @@ async def test_an_epoch_that_goes_on_at_a_former_primary_is_a_resync(opener: Any
 
 
 @single
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_position_that_knows_no_events_would_not_show_it(opener: Any, monkeypatch: Any) -> None:
     """Negative control of the test above."""
     monkeypatch.setattr(Position, "known", None)
@@ -518,7 +518,7 @@ async def test_redis_that_comes_back_with_older_data_is_a_resync(opener: Any, re
 
 @pytest.mark.wide
 @single
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 @pytest.mark.timeout(180)
 async def test_a_groups_events_are_taken_over_from_a_member_that_died(opener: Any) -> None:
     """Nothing is left out; only what was not seen to be handled comes again, with its id; order holds."""
@@ -591,7 +591,7 @@ async def test_an_epoch_that_began_and_ended_unheard_is_told_of(opener: Any) -> 
 
 @single
 @pytest.mark.replicas
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 async def test_a_position_that_knows_no_epochs_would_not_show_an_epoch_unheard_of(
     opener: Any, monkeypatch: Any
 ) -> None:
@@ -603,7 +603,7 @@ async def test_a_position_that_knows_no_epochs_would_not_show_an_epoch_unheard_o
 
 @single
 @pytest.mark.replicas
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 async def test_a_position_from_before_any_event_shows_an_epoch_that_ended_since(opener: Any) -> None:
     with own_server(opener) as server, redis.Redis.from_url(server.url) as client:
         store = await opener(url=server.url, partitions=4)

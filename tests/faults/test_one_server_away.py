@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from below import nodes_of, server_binary, tiers, until
-from faces import core
 from reaping import exists
+from sync_api import core
 
 from distributed_state import WarmUnavailable
 from distributed_state.programs.servers import RedisCluster, redis_cluster

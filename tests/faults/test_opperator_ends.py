@@ -17,7 +17,7 @@ from opperator_agent import Troubled
 from distributed_state.adapters.opperator import bridge
 
 pytestmark = [
-    pytest.mark.only(face="blocking", warm="real", cold=("sqlite", "postgres")),
+    pytest.mark.only(api="blocking", warm="real", cold=("sqlite", "postgres")),
 ]
 
 

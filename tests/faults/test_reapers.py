@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from below import Worker, keys_of, own_server, redis_of, tiers, until
 from controls import sabotage
-from faces import core
 from reaping import Sweeps, exists, quiet, run, score, told
+from sync_api import core
 
 from distributed_state.results import Lifetime
 from distributed_state.tiers.archiver import Archiver
@@ -71,7 +71,7 @@ async def test_replicas_in_the_background_share_the_work(opener: Any) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.only(face="asyncio", warm="real", cold=("sqlite", "postgres"))
+@pytest.mark.only(api="asyncio", warm="real", cold=("sqlite", "postgres"))
 @pytest.mark.timeout(90)
 async def test_another_reaper_takes_over_from_one_that_was_killed(opener: Any) -> None:
     store = await quiet(opener, partitions=64)

@@ -30,9 +30,9 @@ import pytest
 import redis
 from below import Worker, redis_of
 from conftest import Servers
-from faces import Blocking
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from sync_api import Blocking
 
 from distributed_state import ColdUnavailable, DurabilityUnknown, StateError, StateStore, Unavailable
 from distributed_state.cold import backfill

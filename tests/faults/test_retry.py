@@ -92,7 +92,7 @@ async def cut_everywhere(store: Any, proxy: Proxy, call: Call) -> int:
     "name", [pytest.param(name, marks=() if name in ALWAYS else pytest.mark.full) for name in CALLS]
 )
 async def test_a_connection_that_is_cut_at_any_moment_is_not_noticed(opener: Any, name: str) -> None:
-    """On either face: the caller is given its answer."""
+    """On either API: the caller is given its answer."""
     with Proxy(opener.url) as proxy:
         # Fewer partitions, fewer moments; no background work, whose moments are not the caller's.
         given = {"partitions": 2, "archiver": False, "beat": 0.0, "max_staleness": 0, "durability": "memory"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from below import keys_of, redis_of, tiers
 from controls import sabotage
-from faces import Blocking
+from sync_api import Blocking
 
 from distributed_state import Fenced, InvalidValue, TooLarge
 from distributed_state.tiers import commit as write_path
@@ -59,7 +59,7 @@ async def test_the_lease_is_not_given_back_before_the_commit_that_it_protects(st
     await turn_after_release_was_loaded(store)
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_given_back_whatever_became_of_the_commit_it_would_be_fenced(store: Any) -> None:
     """The negative control."""
     with sabotage("release", "if sequence ~= '' then", "if false then"), pytest.raises(Fenced):
@@ -130,7 +130,7 @@ async def test_a_server_that_forgets_every_script_at_once_serves_all_the_same(st
     port.exchange = exchange
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_batch_changes_a_record_once(store: Any) -> None:
     """Of two changes sent together the second may be carried out first, where the script has to be sent again."""
     home, keys = tiers(store), keys_of(store, "s")

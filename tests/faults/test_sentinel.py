@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 from below import logged_in, server_binary
-from faces import Blocking, core, in_thread
 from hiredis import Reader, pack_command
+from sync_api import Blocking, core, in_thread
 from under_load import Load, load, now
 
 from distributed_state import AsyncStateStore, ConfigurationError, StateStore
@@ -25,7 +25,7 @@ from distributed_state.port.topology import SentinelWatch, Topology
 from distributed_state.programs.servers import RedisSentinel, RedisServer, redis_sentinel, wait_until
 
 KIND = pytest.mark.parametrize("kind", ["redis", "valkey"])
-FACE = pytest.mark.parametrize("face", [pytest.param("asyncio", marks=pytest.mark.full), "blocking"])
+API = pytest.mark.parametrize("api", [pytest.param("asyncio", marks=pytest.mark.full), "blocking"])
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def place(tmp_path: Path) -> dict[str, Any]:
     return {"archive": f"sqlite:///{tmp_path}/archive.db", "namespace": f"t{uuid.uuid4().hex[:12]}"}
 
 
-async def opened(face: str, url: str, **settings: Any) -> Any:
-    if face == "asyncio":
+async def opened(api: str, url: str, **settings: Any) -> Any:
+    if api == "asyncio":
         return await AsyncStateStore.open(url, **settings)
     return Blocking(await in_thread(lambda: StateStore.open(url, **settings)))
 
@@ -87,12 +87,12 @@ async def test_workers_under_load_need_no_restart_through_failovers(kind: str, p
 
 
 @pytest.mark.wide
-@FACE
-async def test_one_living_sentinel_is_enough_and_the_first_seeds_may_be_dead(face: str, place: Any) -> None:
+@API
+async def test_one_living_sentinel_is_enough_and_the_first_seeds_may_be_dead(api: str, place: Any) -> None:
     with redis_sentinel(replicas=0) as watched:
         watched.sentinels[0].kill()
         watched.sentinels[1].pause()
-        store = await opened(face, watched.url, **place)
+        store = await opened(api, watched.url, **place)
         assert await store.session("s").set("a", 1) == 1
         watched.sentinels[2].kill()
         assert await store.session("s").set("a", 2) == 2, "the primary is known"
@@ -112,7 +112,7 @@ def without_watch() -> Iterator[None]:
         SentinelWatch.begin = begin  # type: ignore[method-assign]
 
 
-async def left_by(store: Any, watched: RedisSentinel, face: str) -> float:
+async def left_by(store: Any, watched: RedisSentinel, api: str) -> float:
     """Seconds from the election of another primary until this store asks that one, with no command of its own."""
     topology = core(store)._lifecycle.connections.topology
     before = watched.primary
@@ -128,16 +128,16 @@ async def left_by(store: Any, watched: RedisSentinel, face: str) -> float:
 
 
 @pytest.mark.wide
-@FACE
-async def test_an_idle_store_leaves_the_old_primary_when_sentinels_say_so(face: str, place: Any) -> None:
+@API
+async def test_an_idle_store_leaves_the_old_primary_when_sentinels_say_so(api: str, place: Any) -> None:
     """Nothing is asked meanwhile; the old primary is frozen, and comes back with every connection open."""
     quiet = {"archiver": False, "beat": 0.0, "max_staleness": 0, "retry_for": 3.0}
     with redis_sentinel() as watched:
         watched.sentinels[1].pause()  # one that is silent holds nobody up
-        store = await opened(face, watched.url, **quiet, **place)
+        store = await opened(api, watched.url, **quiet, **place)
         assert await store.session("s").set("a", 1) == 1
         watched.sentinels[1].resume()
-        assert await left_by(store, watched, face) < 1.0
+        assert await left_by(store, watched, api) < 1.0
         assert await store.session("s").set("a", 2) == 2
         await store.close()
 
@@ -181,11 +181,11 @@ class CutOff(socketserver.ThreadingTCPServer):
         self.server_close()
 
 
-async def back_to_the_old(face: str, place: Any) -> bool:
+async def back_to_the_old(api: str, place: Any) -> bool:
     """Whether a store asks the old primary when only a Sentinel answers that was cut off with it."""
     with redis_sentinel(replicas=1) as watched, CutOff(watched.primary) as cut_off:
         url = watched.url.replace("/mymaster", f",127.0.0.1:{cut_off.server_address[1]}/mymaster")
-        store = await opened(face, url, archiver=False, beat=0.0, max_staleness=0, retry_for=3.0, **place)
+        store = await opened(api, url, archiver=False, beat=0.0, max_staleness=0, retry_for=3.0, **place)
         await store.session("s").set("a", 1)
         old = watched.primary
         watched.failover()
@@ -201,9 +201,9 @@ async def back_to_the_old(face: str, place: Any) -> bool:
 
 
 @pytest.mark.wide
-@FACE
-async def test_a_sentinel_cut_off_with_the_old_primary_is_not_believed(face: str, place: Any) -> None:
-    assert not await back_to_the_old(face, place)
+@API
+async def test_a_sentinel_cut_off_with_the_old_primary_is_not_believed(api: str, place: Any) -> None:
+    assert not await back_to_the_old(api, place)
 
 
 @pytest.mark.wide
@@ -214,11 +214,11 @@ async def test_without_comparing_epochs_it_would_be(place: Any, monkeypatch: pyt
 
 
 @pytest.mark.wide
-@FACE
-async def test_the_doctor_says_which_sentinels_answer_whether_they_agree_and_are_enough(face: str, place: Any) -> None:
+@API
+async def test_the_doctor_says_which_sentinels_answer_whether_they_agree_and_are_enough(api: str, place: Any) -> None:
     with redis_sentinel(replicas=1) as watched, CutOff(watched.primary) as cut_off:
         every = watched.url.replace("/mymaster", f",127.0.0.1:{cut_off.server_address[1]}/mymaster")
-        store = await opened(face, every, **place)
+        store = await opened(api, every, **place)
         first, second, third = watched.sentinels
         old = f"127.0.0.1:{watched.primary.port}"
         found = {each.name: each for each in await store.admin.doctor()}

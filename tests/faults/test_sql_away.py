@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from below import keys_of, redis_of, tiers, until
 from controls import sabotage
-from faces import core
+from sync_api import core
 from tenants import HI, Served
 from typer.testing import CliRunner
 
@@ -374,7 +374,7 @@ async def test_nothing_is_archived_into_a_file_that_was_removed(opener: Any, tmp
 # Tokens of a service
 
 
-@pytest.mark.only(face="asyncio", warm="single", cold="postgres")
+@pytest.mark.only(api="asyncio", warm="single", cold="postgres")
 async def test_while_sql_is_away_known_tokens_go_on_until_they_are_revoked(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

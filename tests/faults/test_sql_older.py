@@ -686,7 +686,7 @@ def test_while_it_is_repaired_nobody_else_lets_others_write(server: RedisServer,
 
 
 @pytest.mark.wide
-async def test_on_the_asyncio_face_and_with_encryption(server: RedisServer, sql: Sql) -> None:
+async def test_on_the_asyncio_api_and_with_encryption(server: RedisServer, sql: Sql) -> None:
     settings: dict[str, Any] = {**WHOLE, "encryption": Encryption(KeyRing({"k": bytes(32)}))}
     async with await AsyncStateStore.open(server.url, archive=sql.url, **settings) as store:
         session = store.session("s")

@@ -43,7 +43,7 @@ from distributed_state import (
 from distributed_state.adapters.adk import DistributedSessionService, register
 from distributed_state.adapters.adk.service import joined, parted
 
-pytestmark = pytest.mark.only(face="asyncio")
+pytestmark = pytest.mark.only(api="asyncio")
 ALL = ("ours", "in memory", "sqlite")
 STORED = ("ours", "sqlite")  # those that look for stale sessions
 WHERE = {"app_name": "shop", "user_id": "ada"}
@@ -597,7 +597,7 @@ async def test_the_example_runs() -> None:
     assert await run_examples(DistributedSessionService, **names) == 1
 
 
-async def test_a_store_of_either_face_will_do() -> None:
+async def test_a_store_of_either_api_will_do() -> None:
     with StateStore.open(archive="memory") as store:
         service = DistributedSessionService(store)
         await service.create_session(**WHERE, session_id="s", state={"user:k": 1})

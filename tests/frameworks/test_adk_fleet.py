@@ -33,7 +33,7 @@ async def outcome(service: Any, acknowledged: list[str]) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-@pytest.mark.only(face="asyncio", warm=("valkey", "redis"), cold="postgres")
+@pytest.mark.only(api="asyncio", warm=("valkey", "redis"), cold="postgres")
 @pytest.mark.replicas
 @pytest.mark.timeout(180)
 async def test_workers_that_are_killed_lose_nothing_and_mix_no_turns(opener: Any) -> None:

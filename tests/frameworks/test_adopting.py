@@ -31,7 +31,7 @@ from distributed_state.adapters.langgraph import DistributedStateSaver
 from distributed_state.adapters.langgraph import adopting as langgraph
 from distributed_state.adapters.openai_agents import DistributedSession
 
-pytestmark = pytest.mark.only(face="asyncio")
+pytestmark = pytest.mark.only(api="asyncio")
 COMMAND = (sys.executable, "-m", "distributed_state")
 MANY = 1000
 
@@ -194,7 +194,7 @@ async def test_threads_of_postgresql_are_listed_by_pages(
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.only(face="asyncio", warm="valkey", cold="sqlite")
+@pytest.mark.only(api="asyncio", warm="valkey", cold="sqlite")
 @pytest.mark.servers
 async def test_a_thousand_threads_survive_a_kill_in_the_middle(opener: Any, tmp_path: Path) -> None:
     source = sqlite_saver(tmp_path / "graphs.db", MANY)

@@ -1,4 +1,4 @@
-"""Agno: what any of its databases does, ours on both faces beside two of its own; and what only ours does."""
+"""Agno: what any of its databases does, ours on both APIs beside two of its own; and what only ours does."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from distributed_state import AsyncSession, AsyncStateStore, Deleted, StateStore
 from distributed_state.adapters.agno import AsyncDistributedDb, DistributedDb, records
 
 pytestmark = [
-    pytest.mark.only(face="asyncio"),
+    pytest.mark.only(api="asyncio"),
     pytest.mark.filterwarnings("ignore:Type object:sqlalchemy.exc.SADeprecationWarning"),  # of Agno's SQLite
 ]
 ALL = ("ours", "ours for asyncio", "in memory", "sqlite")

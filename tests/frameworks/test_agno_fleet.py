@@ -27,7 +27,7 @@ def outcome(db: Any, acknowledged: list[str]) -> dict[str, int]:
     return dict(found)
 
 
-@pytest.mark.only(face="asyncio", warm=("valkey", "redis"), cold="postgres")
+@pytest.mark.only(api="asyncio", warm=("valkey", "redis"), cold="postgres")
 @pytest.mark.replicas
 @pytest.mark.timeout(180)
 async def test_workers_that_are_killed_lose_no_key_and_no_run(opener: Any) -> None:

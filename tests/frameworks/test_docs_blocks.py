@@ -12,16 +12,16 @@ from docs_pages import ROOT, own_servers, reader, runs
 
 
 def cases() -> Iterator[Any]:
-    """Each page that has a block for frameworks, with all its blocks, on each of its faces."""
-    for page, face, found in runs(frameworks=True):
-        yield pytest.param(face, found, id=f"{page.relative_to(ROOT)}-{face}")
+    """Each page that has a block for frameworks, with all its blocks, on each of its APIs."""
+    for page, api, found in runs(frameworks=True):
+        yield pytest.param(api, found, id=f"{page.relative_to(ROOT)}-{api}")
 
 
-@pytest.mark.parametrize(("face", "found"), list(cases()))
+@pytest.mark.parametrize(("api", "found"), list(cases()))
 def test_a_page_does_what_it_says(
-    face: str, found: list[Block], servers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: str, found: list[Block], servers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its reader has the framework, and does what stands there."""
     monkeypatch.chdir(tmp_path)
-    with own_servers(servers.database) as own, reader(face, own) as somebody:
+    with own_servers(servers.database) as own, reader(api, own) as somebody:
         somebody.read(found)

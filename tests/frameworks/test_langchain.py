@@ -1,4 +1,4 @@
-"""The chat history of LangChain on a store: each message as it was, on both faces of one object, in chains."""
+"""The chat history of LangChain on a store: each message as it was, on both APIs of one object, in chains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from below import keys_of, redis_of, tiers, until
-from faces import Blocking
 from frameworks.examples import run_examples
 from langchain_core.chat_history import BaseChatMessageHistory
 from langchain_core.language_models import GenericFakeChatModel
@@ -25,6 +24,7 @@ from langchain_core.messages import (
 from langchain_core.prompts import ChatPromptTemplate, MessagesPlaceholder
 from langchain_core.runnables import RunnableLambda
 from langchain_core.runnables.history import RunnableWithMessageHistory
+from sync_api import Blocking
 
 from distributed_state import Deleted, InvalidValue
 from distributed_state.adapters.langchain import DistributedChatMessageHistory

@@ -15,7 +15,7 @@ from distributed_state.adapters.langchain import DistributedChatMessageHistory
 
 pytestmark = [
     pytest.mark.replicas,
-    pytest.mark.only(face="asyncio", warm=("valkey", "redis"), cold="postgres"),
+    pytest.mark.only(api="asyncio", warm=("valkey", "redis"), cold="postgres"),
     pytest.mark.timeout(180),
 ]
 

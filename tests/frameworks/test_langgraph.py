@@ -213,7 +213,7 @@ def test_an_exclusive_saver_saves_only_what_is_held(settings: dict[str, Any]) ->
         assert asyncio.run(run())["log"][-1] == "re:three"
 
 
-def test_both_faces_are_one_object_on_any_loop(settings: dict[str, Any]) -> None:
+def test_both_apis_are_one_object_on_any_loop(settings: dict[str, Any]) -> None:
     async def both() -> Any:
         async with AsyncStateStore.open(**settings) as store:
             graph = graph_on(DistributedStateSaver(store))

@@ -165,9 +165,9 @@ def meanwhile(saver: Any, then: Callable[[], Any]) -> Any:
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("turns", [0, 1])
 @pytest.mark.parametrize("durability", ["async", "sync", "exit"])
-@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+@pytest.mark.parametrize("api", ["blocking", "asyncio"])
 def test_a_run_whose_thread_is_deleted_meanwhile_brings_nothing_back(
-    store: StateStore, saver: Any, face: str, durability: Any, turns: int, again: bool
+    store: StateStore, saver: Any, api: str, durability: Any, turns: int, again: bool
 ) -> None:
     config, quick = config_of("t"), graph_on(saver)
     for _ in range(turns):
@@ -179,7 +179,7 @@ def test_a_run_whose_thread_is_deleted_meanwhile_brings_nothing_back(
 
     graph = deleting(saver, config, begin_again)
     with pytest.raises((Deleted, Conflict) if again else Deleted):
-        if face == "blocking":
+        if api == "blocking":
             graph.invoke({"log": ["one more secret"]}, config, durability=durability)
         else:
             asyncio.run(graph.ainvoke({"log": ["one more secret"]}, config, durability=durability))

@@ -11,10 +11,10 @@ from agents.memory import Session
 from agents.testing import ScriptedModel
 from below import keys_of, redis_of, tiers, until
 from controls import sabotage
-from faces import Blocking
 from frameworks.examples import run_examples
 from frameworks.openai_agents_crew import QUIET, agent, called, look_up, spoken, turn_of
 from reaping import Sweeps, quiet
+from sync_api import Blocking
 
 from distributed_state import CorruptState, Deleted, InvalidValue
 from distributed_state.adapters import openai_agents
@@ -48,7 +48,7 @@ ODD: list[Any] = [
 
 
 def session_of(store: Any, id: str = "s", **options: Any) -> DistributedSession:
-    """One on either face of a store."""
+    """One on either API of a store."""
     return DistributedSession(id, store.it if isinstance(store, Blocking) else store, **options)
 
 

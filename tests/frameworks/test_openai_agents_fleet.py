@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from agents.extensions.memory.redis_session import RedisSession
-from faces import core
 from frameworks.fleet import fleet
 from frameworks.openai_agents_crew import turn_of
+from sync_api import core
 
 from distributed_state.adapters.openai_agents import DistributedSession
 
-pytestmark = [pytest.mark.replicas, pytest.mark.only(face="asyncio", warm="single")]
+pytestmark = [pytest.mark.replicas, pytest.mark.only(api="asyncio", warm="single")]
 
 
 def judged(items: list[Any]) -> tuple[set[str], set[str]]:

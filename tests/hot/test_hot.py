@@ -400,7 +400,7 @@ async def test_a_late_answer_does_not_bring_back_what_was_overtaken(opener: Any)
 
 @single
 @pytest.mark.replicas
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_without_the_floor_of_a_flight_a_late_answer_brings_back_the_past(opener: Any, monkeypatch: Any) -> None:
     apply = Hot.apply
 
@@ -462,7 +462,7 @@ async def test_after_a_write_without_an_answer_hot_does_not_answer_from_before_i
         await store.close()
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_after_a_cancelled_write_hot_does_not_answer_from_before_it(opener: Any) -> None:
     with Proxy(opener.url) as proxy:
         store = await opener(url=proxy.url, archiver=False)
@@ -527,7 +527,7 @@ async def test_a_silent_link_ends_hot_answers_within_max_staleness(opener: Any) 
 
 @single
 @pytest.mark.replicas
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_without_probes_a_silent_link_would_be_taken_for_calm(opener: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(Freshness, "prove", lambda self, until: setattr(self, "good_until", math.inf))
     with pytest.raises(AssertionError):
@@ -696,7 +696,7 @@ async def test_a_frozen_server_is_never_taken_for_an_empty_one(opener: Any) -> N
     await a_frozen_server(opener)
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_a_read_that_takes_silence_for_absence_would_be_noticed(opener: Any, monkeypatch: Any) -> None:
     load = read_path._load
 
@@ -793,7 +793,7 @@ async def filled(store: Any, kind: str) -> int:
 
 
 @pytest.mark.wide
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 @pytest.mark.parametrize("kind", ["fields", "messages"])
 async def test_hot_takes_as_much_memory_as_it_says(opener: Any, kind: str) -> None:
     store = await opener(archiver=False, hot_bytes=2**20, unarchived_bytes=0)
@@ -802,7 +802,7 @@ async def test_hot_takes_as_much_memory_as_it_says(opener: Any, kind: str) -> No
 
 
 @pytest.mark.wide
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_without_compact_values_hot_would_take_many_times_what_it_says(opener: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(changes, "_compact", lambda data: data)
     store = await opener(archiver=False, hot_bytes=2**20, unarchived_bytes=0)
@@ -854,7 +854,7 @@ async def test_many_readers_of_one_record_are_one_load(opener: Any) -> None:
     assert len([each for each in seen.sent if "EVALSHA" in each]) == 2, "one read, one hydration"
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_a_cancelled_leader_does_not_cancel_those_who_joined(opener: Any) -> None:
     with Proxy(opener.url) as proxy:
         store = await opener(url=proxy.url, archiver=False)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from below import logged_in, relocated, server_binary, tiers, until
 from certificates import TLS, signed_certificates, tls_words
-from faces import Blocking, in_thread
+from sync_api import Blocking, in_thread
 
 from distributed_state import AsyncStateStore, ConfigurationError, StateStore, WarmUnavailable
 from distributed_state.programs.servers import (
@@ -25,9 +25,9 @@ from distributed_state.programs.servers import (
     redis_server,
 )
 
-FACE = pytest.mark.parametrize("face", ["asyncio", pytest.param("blocking", marks=pytest.mark.wide)])
+API = pytest.mark.parametrize("api", ["asyncio", pytest.param("blocking", marks=pytest.mark.wide)])
 # Of tests that a default run leaves out.
-ONE_FACE = pytest.mark.parametrize("face", ["blocking", pytest.param("asyncio", marks=pytest.mark.full)])
+ONE_FACE = pytest.mark.parametrize("api", ["blocking", pytest.param("asyncio", marks=pytest.mark.full)])
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def place(tmp_path: Path) -> dict[str, Any]:
     return {"archive": f"sqlite:///{tmp_path}/archive.db", "namespace": f"t{uuid.uuid4().hex[:12]}"}
 
 
-async def works(face: str, url: str, **settings: Any) -> None:
+async def works(api: str, url: str, **settings: Any) -> None:
     """Open a store, write to several partitions, and read it back."""
-    if face == "asyncio":
+    if api == "asyncio":
         store: Any = await AsyncStateStore.open(url, **settings)
     else:
         store = Blocking(await in_thread(lambda: StateStore.open(url, **settings)))
@@ -65,31 +65,31 @@ def with_tls(certificates: Path, *, clients: str = "no") -> Iterator[str]:
 
 
 @TLS
-@FACE
-async def test_tls_and_whom_it_trusts(face: str, certificates: Path, place: Any) -> None:
+@API
+async def test_tls_and_whom_it_trusts(api: str, certificates: Path, place: Any) -> None:
     with with_tls(certificates) as url:
-        await works(face, url, **place)
-        await works(face, url.replace("127.0.0.1", "localhost"), **place | {"namespace": "other"})
+        await works(api, url, **place)
+        await works(api, url.replace("127.0.0.1", "localhost"), **place | {"namespace": "other"})
         with pytest.raises(ConfigurationError, match="certificate is not trusted"):
-            await works(face, url.replace("ca.crt", "other.crt"), **place)
+            await works(api, url.replace("ca.crt", "other.crt"), **place)
         with pytest.raises((WarmUnavailable, ConfigurationError)):
-            await works(face, url.replace("rediss://", "redis://"), retry_for=0, timeout=1.0, **place)
+            await works(api, url.replace("rediss://", "redis://"), retry_for=0, timeout=1.0, **place)
 
 
 @TLS
-@FACE
-async def test_client_certificates(face: str, certificates: Path, place: Any) -> None:
+@API
+async def test_client_certificates(api: str, certificates: Path, place: Any) -> None:
     with with_tls(certificates, clients="yes") as url:
         mine = f"{url}&ssl_certfile={certificates}/client.crt&ssl_keyfile={certificates}/client.key"
-        await works(face, mine, **place)
+        await works(api, mine, **place)
         with pytest.raises((WarmUnavailable, ConfigurationError)):
-            await works(face, url, retry_for=0, timeout=1.0, **place)
+            await works(api, url, retry_for=0, timeout=1.0, **place)
 
 
 @pytest.mark.wide
 @TLS
 @ONE_FACE
-async def test_tls_in_a_cluster(face: str, certificates: Path, place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tls_in_a_cluster(api: str, certificates: Path, place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its servers name the ports of TLS to who asks with TLS."""
     plain, ports = ClusterNode._settings, dict[int, int]()
 
@@ -102,7 +102,7 @@ async def test_tls_in_a_cluster(face: str, certificates: Path, place: Any, monke
     with redis_cluster(replicas=0, binary=server_binary("redis")) as cluster:
         seeds = ",".join(f"127.0.0.1:{ports[node.port]}" for node in cluster.nodes[:2])
         await works(
-            face,
+            api,
             f"{relocated(cluster.url, seeds).replace('redis', 'rediss', 1)}?ssl_ca_certs={certificates}/ca.crt",
             **place,
         )
@@ -129,7 +129,7 @@ class SecuredSentinel(SentinelServer):
 @TLS
 @ONE_FACE
 @pytest.mark.wide
-async def test_tls_to_sentinels_and_whom_it_trusts(face: str, certificates: Path, place: Any, tmp_path: Path) -> None:
+async def test_tls_to_sentinels_and_whom_it_trusts(api: str, certificates: Path, place: Any, tmp_path: Path) -> None:
     """Theirs are the servers' certificates, unless they have their own."""
     port, binary = free_port(), server_binary("redis")
     with redis_server(*tls_words(certificates, port), binary=binary) as primary:
@@ -138,13 +138,13 @@ async def test_tls_to_sentinels_and_whom_it_trusts(face: str, certificates: Path
         try:
             at = f":{primary.password}@127.0.0.1:{sentinel.tls_port}/mymaster/0?sentinel_password={primary.password}&"
             ours, other = f"ssl_ca_certs={certificates}/ca.crt", f"ssl_ca_certs={certificates}/other.crt"
-            await works(face, f"rediss+sentinel://{at}{ours}", **place)
-            await works(face, f"rediss+sentinel://{at}{ours}&sentinel_{ours}", **place | {"namespace": "own"})
+            await works(api, f"rediss+sentinel://{at}{ours}", **place)
+            await works(api, f"rediss+sentinel://{at}{ours}&sentinel_{ours}", **place | {"namespace": "own"})
             for query in (other, f"{ours}&sentinel_{other}", f"{other}&sentinel_{ours}"):
                 with pytest.raises(ConfigurationError, match="certificate is not trusted"):
-                    await works(face, f"rediss+sentinel://{at}{query}", retry_for=0, **place)
+                    await works(api, f"rediss+sentinel://{at}{query}", retry_for=0, **place)
             with pytest.raises((WarmUnavailable, ConfigurationError)):
-                await works(face, f"redis+sentinel://{at.rstrip('&')}", retry_for=0, timeout=1.0, **place)
+                await works(api, f"redis+sentinel://{at.rstrip('&')}", retry_for=0, timeout=1.0, **place)
         finally:
             sentinel.kill()
 
@@ -155,37 +155,37 @@ async def test_tls_to_sentinels_and_whom_it_trusts(face: str, certificates: Path
 ACL = ("alice on >wonder ~* &* +@all", "bob on >builder ~* &* +@all -info")
 
 
-@FACE
-async def test_a_user_and_one_who_lacks_a_right(face: str, place: Any) -> None:
+@API
+async def test_a_user_and_one_who_lacks_a_right(api: str, place: Any) -> None:
     with redis_server(binary=server_binary("redis")) as server:
         for rule in ACL:
             server.ask("ACL", "SETUSER", *rule.split())
-        await works(face, logged_in(server.url, "alice:wonder"), **place)
-        await works(face, logged_in(server.url, "bob:builder"), **place | {"namespace": "bobs"})
+        await works(api, logged_in(server.url, "alice:wonder"), **place)
+        await works(api, logged_in(server.url, "bob:builder"), **place | {"namespace": "bobs"})
         with pytest.raises(ConfigurationError, match="refused user name or password") as caught:
-            await works(face, logged_in(server.url, "alice:wrong-one"), **place)
+            await works(api, logged_in(server.url, "alice:wrong-one"), **place)
         assert "wrong-one" not in str(caught.value)
         server.ask("ACL", "SETUSER", "carol", "on", ">c", "~*", "&*", "+@all", "-evalsha", "-eval")
         with pytest.raises(ConfigurationError, match="lacks a right"):
-            await works(face, logged_in(server.url, "carol:c"), **place)
+            await works(api, logged_in(server.url, "carol:c"), **place)
 
 
-@FACE
-async def test_sentinels_with_a_password_of_their_own(face: str, place: Any) -> None:
+@API
+async def test_sentinels_with_a_password_of_their_own(api: str, place: Any) -> None:
     with redis_sentinel(replicas=1) as watched:
         for sentinel in watched.sentinels:
             sentinel.ask("ACL", "SETUSER", "watcher", "on", ">sentinels", "+@all", "&*")
             sentinel.ask("ACL", "SETUSER", "default", "off")
         url = watched.url.partition("?")[0]
-        await works(face, f"{url}?sentinel_username=watcher&sentinel_password=sentinels", **place)
+        await works(api, f"{url}?sentinel_username=watcher&sentinel_password=sentinels", **place)
         with pytest.raises(ConfigurationError, match="refused user name or password"):
-            await works(face, url, **place)
+            await works(api, url, **place)
         with pytest.raises(ConfigurationError, match="refused user name or password"):
-            await works(face, f"{logged_in(url, '')}?sentinel_username=watcher&sentinel_password=sentinels", **place)
+            await works(api, f"{logged_in(url, '')}?sentinel_username=watcher&sentinel_password=sentinels", **place)
 
 
-@FACE
-async def test_a_token_that_rotates_is_asked_for_at_each_connection(face: str, place: Any) -> None:
+@API
+async def test_a_token_that_rotates_is_asked_for_at_each_connection(api: str, place: Any) -> None:
     numbers, given = itertools.count(1), list[str]()
     with redis_server(binary=server_binary("redis")) as server:
 
@@ -198,27 +198,27 @@ async def test_a_token_that_rotates_is_asked_for_at_each_connection(face: str, p
                 server.ask("ACL", "SETUSER", "worker", f"<token-{number - 5}")
             return "worker", f"token-{number}"
 
-        await works(face, logged_in(server.url, ""), credentials=credentials, **place)
+        await works(api, logged_in(server.url, ""), credentials=credentials, **place)
         assert len(given) > 1
         with pytest.raises(ConfigurationError, match="stand in the url or come from credentials"):
-            await works(face, logged_in(server.url, "a:b"), credentials=credentials, **place)
+            await works(api, logged_in(server.url, "a:b"), credentials=credentials, **place)
 
 
-@FACE
+@API
 @pytest.mark.parametrize("raised", [OSError("the vault is away"), ValueError("no such vault")], ids=str)
-async def test_who_has_no_token_to_give_is_told_so(face: str, raised: Exception, place: Any) -> None:
+async def test_who_has_no_token_to_give_is_told_so(api: str, raised: Exception, place: Any) -> None:
     def credentials() -> tuple[str, str]:
         raise raised
 
     said = f"credentials= raised {type(raised).__name__}: {raised}"
     with redis_server(binary=server_binary("redis")) as server, pytest.raises(WarmUnavailable, match=said) as caught:
-        await works(face, logged_in(server.url, ""), credentials=credentials, retry_for=0, **place)
+        await works(api, logged_in(server.url, ""), credentials=credentials, retry_for=0, **place)
     assert caught.value.__cause__ is raised
 
 
 @pytest.mark.wide
 @ONE_FACE
-async def test_without_tokens_for_a_while_work_in_the_background_goes_on_later(face: str, place: Any) -> None:
+async def test_without_tokens_for_a_while_work_in_the_background_goes_on_later(api: str, place: Any) -> None:
     """Archiver, link and renewals ask for another connection, and get whatever the user's function raises."""
     away: list[Exception] = []
     word = "any"
@@ -235,7 +235,7 @@ async def test_without_tokens_for_a_while_work_in_the_background_goes_on_later(f
         settings = {"credentials": credentials, "retry_for": 0, **place}
         store: Any = (
             await AsyncStateStore.open(url, **settings)
-            if face == "asyncio"
+            if api == "asyncio"
             else Blocking(await in_thread(lambda: StateStore.open(url, **settings)))
         )
         session = store.session("s")
@@ -276,17 +276,17 @@ async def test_without_tokens_for_a_while_work_in_the_background_goes_on_later(f
 # Other ways
 
 
-@FACE
-async def test_a_unix_socket(face: str, place: Any, tmp_path: Path) -> None:
+@API
+async def test_a_unix_socket(api: str, place: Any, tmp_path: Path) -> None:
     path = tmp_path / "r.sock"
     with redis_server("--unixsocket", str(path), "--requirepass", "secret", binary=server_binary("redis")):
-        await works(face, f"unix://:secret@{path}", **place)
-        await works(face, f"unix://:secret@{path}?db=4", **place | {"namespace": "four"})
+        await works(api, f"unix://:secret@{path}", **place)
+        await works(api, f"unix://:secret@{path}?db=4", **place | {"namespace": "four"})
 
 
 @pytest.mark.wide
 @ONE_FACE
-async def test_a_url_of_another_kind_than_its_server_says_what_to_use(face: str, place: Any) -> None:
+async def test_a_url_of_another_kind_than_its_server_says_what_to_use(api: str, place: Any) -> None:
     with (
         redis_server(binary=server_binary("redis")) as server,
         redis_cluster("--unixsocket", "r.sock", replicas=0) as cluster,
@@ -306,7 +306,7 @@ async def test_a_url_of_another_kind_than_its_server_says_what_to_use(face: str,
             (f"unix://:{node.password}@{node.directory}/r.sock", "not behind a Unix socket: use redis\\+cluster://"),
         ):
             with pytest.raises(ConfigurationError, match=said) as caught:
-                await works(face, url, **place)
+                await works(api, url, **place)
             assert "ERR" not in str(caught.value)
 
 
@@ -322,17 +322,17 @@ def has_ipv6() -> bool:
 @pytest.mark.wide
 @ONE_FACE
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-async def test_ipv6(face: str, place: Any) -> None:
+async def test_ipv6(api: str, place: Any) -> None:
     with redis_server("--bind", "127.0.0.1 ::1", binary=server_binary("redis")) as server:
-        await works(face, relocated(server.url, f"[::1]:{server.port}"), **place)
+        await works(api, relocated(server.url, f"[::1]:{server.port}"), **place)
     with redis_cluster("--bind", "127.0.0.1 ::1", "--cluster-announce-ip", "::1", replicas=0) as cluster:
         seeds = ",".join(f"[::1]:{node.port}" for node in cluster.nodes[:2])
-        await works(face, relocated(cluster.url, seeds), **place | {"namespace": "clusters"})
+        await works(api, relocated(cluster.url, seeds), **place | {"namespace": "clusters"})
 
 
 @pytest.mark.wide
 @ONE_FACE
-async def test_a_cluster_whose_servers_know_no_address_of_their_own(face: str, place: Any) -> None:
+async def test_a_cluster_whose_servers_know_no_address_of_their_own(api: str, place: Any) -> None:
     """Behind NAT: they leave it out, and mean the one where they were asked."""
     with redis_cluster("--cluster-preferred-endpoint-type", "unknown-endpoint", replicas=0) as cluster:
-        await works(face, cluster.url, **place)
+        await works(api, cluster.url, **place)

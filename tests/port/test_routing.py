@@ -45,7 +45,7 @@ class Connections:
 
 
 class Played(Router):
-    """A face whose servers are functions; `said` is what each exchange said to whom."""
+    """An API whose servers are functions; `said` is what each exchange said to whom."""
 
     def __init__(self, answer: Callable[[str, Words], Any] = lambda node, words: b"ok") -> None:
         super().__init__(Connections())  # type: ignore[arg-type]  # played
@@ -295,7 +295,7 @@ def test_an_error_of_a_script_is_ours() -> None:
     assert isinstance(asyncio.run(port.scripts([(ONE, [KEYS[A]], [])]))[0], ConfigurationError)
 
 
-# What both faces have of their own
+# What both APIs have of their own
 
 
 class Refusing(Connections):
@@ -317,10 +317,10 @@ class Refusing(Connections):
         return self.connect(node)
 
 
-@pytest.mark.parametrize("face", [nullcontext, bodies.blocking])
-async def test_of_several_servers_one_that_refuses_the_login_is_an_error_as_of_one(face: Any) -> None:
+@pytest.mark.parametrize("api", [nullcontext, bodies.blocking])
+async def test_of_several_servers_one_that_refuses_the_login_is_an_error_as_of_one(api: Any) -> None:
     port = SharedPort(Refusing())  # type: ignore[arg-type]  # played
-    with face():
+    with api():
         with pytest.raises(ConfigurationError, match="refused user name"):
             await port.exchange([get(A), get(B), get(C)])
         with pytest.raises(WarmUnavailable):

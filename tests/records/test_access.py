@@ -432,21 +432,21 @@ TABLE: dict[str, tuple[tuple[type, ...], dict[str, Case]]] = {
 INHERITS = {"TYPED": "SESSION", "TURN": "VIEW"}
 
 
-def methods(face: type) -> set[str]:
+def methods(api: type) -> set[str]:
     """What a user can call or read, the operators of a dict included."""
-    found = {name for name in dir(face) if not name.startswith("_")}
-    return found | {name for name in VIEW if name in dir(face) and issubclass(face, Mapping)}
+    found = {name for name in dir(api) if not name.startswith("_")}
+    return found | {name for name in VIEW if name in dir(api) and issubclass(api, Mapping)}
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_every_public_method_is_in_the_table(name: str) -> None:
-    """The code's own list of them, on both faces, and the rows are the same: a new one cannot be forgotten."""
-    faces, rows = TABLE[name]
+    """The code's own list of them, on both APIs, and the rows are the same: a new one cannot be forgotten."""
+    apis, rows = TABLE[name]
     known = {row.partition(" ")[0] for row in rows} | set(UNASKED[name])
     if name in INHERITS:
         known |= set(TABLE[INHERITS[name]][1]) | set(UNASKED[INHERITS[name]])
-    there = set().union(*(methods(face) for face in faces))
-    what = f"of {faces[0].__name__}: what does it ask of the access policy? In {__file__}"
+    there = set().union(*(methods(api) for api in apis))
+    what = f"of {apis[0].__name__}: what does it ask of the access policy? In {__file__}"
     missing, gone = (
         sorted(there - known),
         sorted(({row.partition(" ")[0] for row in rows} | set(UNASKED[name])) - there),
@@ -748,7 +748,7 @@ async def test_a_hot_read_does_not_get_past_the_policy(opener: Any) -> None:
         await session.get_all()
 
 
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 async def test_without_a_policy_the_hot_shortcut_is_what_it_was(opener: Any) -> None:
     free, (bound, _) = await opener(namespace=f"{opener.namespace}-b", archive="memory"), await guarded(opener)
     assert free.session("s").it._peek.__name__ == "peek"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from below import everything_in_sql, keys_of, redis_of, tiers, until
 from diverging import CAUSE, QUIET, Lost, keep, lose
-from faces import core, in_thread
 from sqlalchemy import update
+from sync_api import core, in_thread
 
 from distributed_state import Conflict, Deleted, Encryption, InvalidValue, KeyRing, NotFound
 from distributed_state.cold import aside, erasure, tables
@@ -296,11 +296,11 @@ async def test_two_lines_of_one_epoch_are_two_branches(opener: Any) -> None:
     await keep(store, lost)
     third, fourth, fifth = lost.entries
 
-    def twin(entry: JournalEntry) -> JournalEntry:
+    def copy_of(entry: JournalEntry) -> JournalEntry:
         data = entry.data.replace(b"Bergen", b"Tromso").replace(MARK.encode(), b"Rica-Ishavs"[: len(MARK)])
         return replace(entry, event=f"0ther.{entry.offset}.1", offset=entry.offset + 10, data=data)
 
-    await keep(store, lost, [twin(fifth), twin(third), twin(fourth)])
+    await keep(store, lost, [copy_of(fifth), copy_of(third), copy_of(fourth)])
     first, second = await store.admin.branches(session.id)
     assert (first.id, second.id) == (lost.epoch, f"{lost.epoch}.2")
     assert (await session.at(branch=first.id)).fields["city"] == "Bergen"
@@ -551,7 +551,7 @@ async def test_one_event_tells_of_a_branch(opener: Any) -> None:
 
 
 async def through(store: Any, work: Any) -> Any:
-    """What a coroutine of the core gives, on the face of the test."""
+    """What a coroutine of the core gives, on the API of the test."""
     return await work if core(store) is store else await in_thread(lambda: finish(work))
 
 

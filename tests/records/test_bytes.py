@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from below import everything_in_redis, keys_of, later, redis_of, tiers
-from faces import core
 from pydantic import BaseModel
+from sync_api import core
 
 from distributed_state import Encryption, InvalidValue, KeyRing, merge, tool
 from distributed_state.conversation import turn_user

@@ -16,8 +16,8 @@ import redis
 from below import keys_of, redis_of, tiers
 from controls import sabotage
 from counting import asked
-from faces import core
 from sqlalchemy import event, insert
+from sync_api import core
 
 from distributed_state import ColdUnavailable, StateStore
 from distributed_state.cold import record_index, tables
@@ -31,7 +31,7 @@ from distributed_state.warm.partitions import packed_ids
 QUIET: dict[str, Any] = {"archiver": False, "durability": "memory"}
 NOTED = "if is_new then call('HSET', meta, place, listed .. mark) end"
 single = pytest.mark.only(warm="single")
-control = pytest.mark.only(face="asyncio", warm="redis")
+control = pytest.mark.only(api="asyncio", warm="redis")
 
 
 def beside(store: Any, id: str) -> str:

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 from below import everything_in_sql, held_in_redis, keys_of, redis_of, tiers, until
-from combinations import FACES, WARM
-from faces import core
+from combinations import APIS, WARM
 from reaping import Sweeps, quiet, run
+from sync_api import core
 
 from distributed_state import (
     AccessDenied,
@@ -33,7 +33,7 @@ from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 
 MARK = "alice-7f3a"
-FACES_AND_SERVERS = [f"{face} {warm}" for warm in WARM for face in FACES]
+APIS_AND_SERVERS = [f"{api} {warm}" for warm in WARM for api in APIS]
 
 
 def said(text: Any, role: str = "user") -> dict[str, str]:
@@ -267,7 +267,7 @@ async def test_a_person_who_is_half_forgotten_is_forgotten_in_the_end(opener: An
     store = await quiet(opener, retry_for=0, beat=0, partitions=1)
     cut, cuts, missed, sweeps = Cut(store), 0, 0, Sweeps(store)
     # Each combination tries some of the steps in all ways; another one begins elsewhere.
-    step, every = 1 + FACES_AND_SERVERS.index(f"{opener.face} {opener.warm}") % 6, 4
+    step, every = 1 + APIS_AND_SERVERS.index(f"{opener.api} {opener.warm}") % 6, 4
     while missed < 2:  # things asked at once count as one, so that one miss is not yet the end
         name, after = f"{MARK}-{step}", step // every % 2 == 0
         await a_person(store, name)

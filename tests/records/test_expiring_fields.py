@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from below import deaf, keys_of, later, redis_of, tiers, until
 from counting import asked
-from faces import core
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from sync_api import core
 
 from distributed_state import Conflict, Encryption, InvalidValue, KeyRing, Transaction, WarmUnavailable
 from distributed_state.values import codec, field_ttl

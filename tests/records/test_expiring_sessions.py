@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from below import keys_of, redis_of, tiers, until
 from controls import sabotage
-from faces import core
 from pydantic import BaseModel
 from reaping import Sweeps, exists, quiet, run, score, told
+from sync_api import core
 
 from distributed_state import Deleted, InvalidValue
 from distributed_state.results import Lifetime

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from below import keys_of, redis_of, tiers
 from controls import sabotage
-from faces import core
+from sync_api import core
 
 from distributed_state import Conflict
 from distributed_state.tiers import items as item_tiers

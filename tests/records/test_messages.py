@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from below import evict, keys_of, redis_of, said, tiers
 from controls import sabotage
-from faces import core
+from sync_api import core
 
 from distributed_state import AgentState, Encryption, InvalidValue, KeyRing, Message
 from distributed_state.values.field_ttl import split

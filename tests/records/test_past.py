@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from below import everything_in_sql, evict, held_in_redis, keys_of, redis_of, shift, tiers, until
-from faces import core
+from sync_api import core
 
 from distributed_state import Conflict, Deleted, InvalidValue, Message, NotFound, StateError
 from distributed_state.cold import blocks
@@ -825,7 +825,7 @@ async def test_a_forgotten_person_is_in_no_other_replica_either(opener: Any) -> 
     async def read(id: str) -> Any:
         return await other.session(id).get_all()
 
-    loop, blocking = asyncio.get_running_loop(), opener.face == "blocking"
+    loop, blocking = asyncio.get_running_loop(), opener.api == "blocking"
     cold.erase = erase_while_somebody_reads
     await store.forget(MARK)
     await until(lambda: not hot_traces(other), 3)

@@ -10,10 +10,10 @@ import pytest
 from below import keys_of, later, redis_of, tiers, until
 from controls import sabotage
 from counting import asked
-from faces import core
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from sync_api import core
 
 from distributed_state import (
     ABSENT,

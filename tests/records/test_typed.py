@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from below import everything_in_redis, redis_of
-from faces import core
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from sync_api import core
 
 from distributed_state import (
     AccessDenied,

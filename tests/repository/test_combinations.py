@@ -1,4 +1,4 @@
-"""How tests are spread over faces and servers."""
+"""How tests are spread over APIs and servers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from combinations import (
 pytestmark = pytest.mark.unit
 
 NAMES = [f"test_{number}" for number in range(300)]
-BLOCKING = tuple(combination for combination in EVERY if combination.face == "blocking")
+BLOCKING = tuple(combination for combination in EVERY if combination.api == "blocking")
 CLUSTERS = tuple(
     combination for combination in FLEETS if combination.warm == "cluster" and combination.cold == "sqlite"
 )
@@ -37,8 +37,8 @@ def test_a_wide_run_meets_the_embedded_store_and_servers_with_postgresql() -> No
     found = [wide_beside_default(name, EVERY) for name in NAMES]
     assert {len(each) for each in found} == {2}
     assert {embedded for embedded, _ in found} == set(EMBEDDED)
-    assert {servers for _, servers in found} == set(PRODUCTION), "each kind of server, on both faces"
-    assert all(embedded.face != servers.face for embedded, servers in found), "and each test meets both faces"
+    assert {servers for _, servers in found} == set(PRODUCTION), "each kind of server, on both APIs"
+    assert all(embedded.api != servers.api for embedded, servers in found), "and each test meets both APIs"
 
 
 def test_a_wide_run_adds_to_a_default_run_only_what_that_did_not_meet() -> None:
@@ -48,7 +48,7 @@ def test_a_wide_run_adds_to_a_default_run_only_what_that_did_not_meet() -> None:
 
 def test_a_wide_run_keeps_to_what_a_test_allows() -> None:
     assert {tuple(wide_beside_default(name, BLOCKING)) for name in NAMES} == {
-        (EMBEDDED[1], each) for each in PRODUCTION if each.face == "blocking"
+        (EMBEDDED[1], each) for each in PRODUCTION if each.api == "blocking"
     }
     assert {tuple(wide_beside_default(name, FLEETS)) for name in NAMES} == {(each,) for each in SINGLE}
     assert {tuple(wide_beside_default(name, CLUSTERS)) for name in NAMES} == {(each,) for each in CLUSTERS}
@@ -62,10 +62,10 @@ def test_by_default_a_test_meets_an_embedded_store() -> None:
 def test_the_only_run_of_a_test_meets_an_embedded_store_or_one_server_in_turn() -> None:
     found = [by_default(name, EVERY, "in turn") for name in NAMES]
     assert {len(one) for one in found} == {1}
-    assert {each for (each,) in found} == {*EMBEDDED, *SINGLE}, "each server, and both faces"
+    assert {each for (each,) in found} == {*EMBEDDED, *SINGLE}, "each server, and both APIs"
 
 
-def test_on_one_face_tests_still_meet_both_kinds() -> None:
+def test_on_one_api_tests_still_meet_both_kinds() -> None:
     met = {each for name in NAMES for each in by_default(name, BLOCKING, "in turn")}
     assert met == set(BLOCKING) & {*EMBEDDED, *SINGLE}
 

@@ -64,7 +64,7 @@ def test_a_release_is_checked_before_it_is_published_and_only_then_may_publish()
 def test_hooks_run_what_ci_runs() -> None:
     """A commit that its hooks let pass is not refused by a linter later."""
     hooks = {hook["id"]: hook["entry"] for repo in read(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]}
-    for hook in ("mypy", "blocking-face"):
+    for hook in ("mypy", "sync-api"):
         assert hooks[hook] in CI
     for hook, command in (("ruff-check", "ruff check"), ("ruff-format", "ruff format")):
         assert command in hooks[hook]

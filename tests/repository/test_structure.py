@@ -101,7 +101,7 @@ def each(paths: list[Path]) -> Callable[[Callable[[Path], None]], Callable[[], N
 def test_agents_stand_on_the_public_store(module: Path) -> None:
     """What they need besides its public methods is in one place."""
     if place_of(name_of(module)) == "agents":
-        blocking = name_of(module).startswith("agents.blocking")  # it holds its asyncio twin
+        blocking = name_of(module).startswith("agents.blocking")  # it holds its asyncio counterpart
         below = {"tiers", "_lifecycle"} if blocking else {"tiers", "_lifecycle", "_core"}
         found = below & {node.attr for node in ast.walk(tree(module)) if isinstance(node, ast.Attribute)}
         found |= {name for name in imports(module) if name.startswith(f"{PACKAGE.name}.store.lifecycle.")}

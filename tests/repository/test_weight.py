@@ -44,7 +44,7 @@ def test_using_the_store_loads_what_it_needs_and_no_more() -> None:
 
 
 def test_a_remote_store_is_loaded_where_its_url_is_opened_and_nowhere_else() -> None:
-    """A store of one's own loads none of it, on both faces; the second probe finds what there is."""
+    """A store of one's own loads none of it, on both APIs; the second probe finds what there is."""
     own_store = "from distributed_state import AsyncStateStore, StateStore; "
     own_store += "StateStore.open(archive='memory').close(); AsyncStateStore.open(archive='memory')"
     own_store += "\nassert not [name for name in sys.modules if name.startswith('distributed_state.remote')]\n"

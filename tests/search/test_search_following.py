@@ -374,7 +374,7 @@ async def test_what_the_index_lacks_is_counted(opener: Any) -> None:
 # Items
 
 
-@pytest.mark.only(face="asyncio", cold=("sqlite", "postgres"))
+@pytest.mark.only(api="asyncio", cold=("sqlite", "postgres"))
 async def test_items_are_found_in_their_collection_and_by_their_values(opener: Any) -> None:
     """A fork finds those that it shows of its source, until it says otherwise itself."""
     store = await searching(opener, archiver=False)

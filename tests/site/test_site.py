@@ -78,7 +78,7 @@ def lacking(found: Sequence[str]) -> set[str]:
 def test_the_search_finds_every_public_name(site: Site) -> None:
     found = site.found()
     assert not lacking(list(found))
-    assert len(set(names())) > 400, "methods of both faces are among them"
+    assert len(set(names())) > 400, "methods of both APIs are among them"
     titles = {str(each["title"]).partition("<code>")[0].strip() for each in found.values()}
     assert {*PUBLIC, "AsyncSession.append", "Session.append"} <= titles
     # With stems in the index, AsyncStateStore and set_lifetime were in it, and were not found in a browser.
@@ -180,7 +180,7 @@ def test_a_block_that_nobody_understands_fails_the_build(
     assert "docs/other.md:5: " in caplog.text
 
 
-def test_a_block_of_both_faces_is_two_tabs(docs: Path) -> None:
+def test_a_block_of_both_apis_is_two_tabs(docs: Path) -> None:
     (docs / "other.md").write_text(
         "# Other\n\n## There\n\n```python both\nx = await f()\n```\n\n```text output\n1\n```\n"
     )

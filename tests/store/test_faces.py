@@ -1,4 +1,4 @@
-"""The fixtures themselves: one test, both faces, every backend."""
+"""The fixtures themselves: one test, both APIs, every backend."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from faces import Blocking, core
+from sync_api import Blocking, core
 
 from distributed_state import AsyncStateStore, Fenced, Locked, LockTimeout
 
 
-async def test_a_store_of_either_face_reads_what_it_wrote(store: Any) -> None:
+async def test_a_store_of_either_api_reads_what_it_wrote(store: Any) -> None:
     session = store.session("s", user="u")
     assert await session.set("a", {"b": [1]}) == 1
     assert await session.get("a") == {"b": [1]}
@@ -29,7 +29,7 @@ async def test_a_store_of_either_face_reads_what_it_wrote(store: Any) -> None:
 
 
 async def test_tasks_of_a_test_are_independent_holders(store: Any) -> None:
-    """A lock held by one task keeps another one out, which is a thread of its own on the blocking face."""
+    """A lock held by one task keeps another one out, which is a thread of its own on the sync API."""
     session = store.session("s")
     held, leave = asyncio.Event(), asyncio.Event()
 
@@ -76,7 +76,7 @@ async def test_replicas_share_what_they_know(opener: Any) -> None:
     assert await second.session("s").get("a", fresh=True) == 1
 
 
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 async def test_a_mark_chooses_combinations(store: Any) -> None:
     assert isinstance(store, Blocking)
     with pytest.raises(Fenced):

@@ -13,7 +13,7 @@ from distributed_state.errors import ColdUnavailable, WarmUnavailable
 from distributed_state.store import doctor, watch
 from distributed_state.values import codec
 
-pytestmark = pytest.mark.only(warm="single", cold="sqlite", face="asyncio")
+pytestmark = pytest.mark.only(warm="single", cold="sqlite", api="asyncio")
 
 
 async def test_containers_whose_names_change_leave_no_notes_behind(opener: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from below import keys_of, redis_of, tiers
-from faces import core
+from sync_api import core
 
 from distributed_state import DecryptionFailed, InvalidValue, TooLarge
 

@@ -309,13 +309,13 @@ async def test_one_in_a_generator_lasts_as_long_as_that_is_kept(service: str, by
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("face", ["blocking", "asyncio"])
+@pytest.mark.parametrize("api", ["blocking", "asyncio"])
 @pytest.mark.parametrize(
     "count", [pytest.param(300, marks=pytest.mark.wide), pytest.param(50_000, marks=pytest.mark.full)]
 )
-def test_and_so_do_interruptions_by_chance(face: str, count: int) -> None:
+def test_and_so_do_interruptions_by_chance(api: str, count: int) -> None:
     tests = Path(__file__).parents[1]
-    program = [sys.executable, str(tests / "interrupted_by_chance.py"), face, str(count), str(time.time_ns())]
+    program = [sys.executable, str(tests / "interrupted_by_chance.py"), api, str(count), str(time.time_ns())]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tests, tests.parent)))}
     done = subprocess.run(program, capture_output=True, text=True, check=False, env=environment)
     assert (done.returncode, done.stdout) == (0, f"{count} interrupted, 0 left\n"), (program, done.stderr)

@@ -12,10 +12,10 @@ import pytest
 from below import keys_of, later, redis_of, tiers, until
 from controls import sabotage
 from counting import asked
-from faces import core
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, update
+from sync_api import core
 
 from distributed_state import Deleted, InvalidValue, StateStore, TooLarge
 from distributed_state.cold.tables import changes, records
@@ -94,7 +94,7 @@ async def test_once_it_is_known_to_be_done_nobody_is_asked(opener: Any) -> None:
     assert len(calls) == 1
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_defaults_may_be_awaited_for(store: Any) -> None:
     async def load() -> dict[str, Any]:
         await asyncio.sleep(0)
@@ -407,7 +407,7 @@ async def test_an_invalidated_copy_is_read_again(opener: Any) -> None:
     assert len(seen.sent) == 2
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_read_after_invalidation_does_not_join_one_that_began_before(store: Any) -> None:
     hot: Hot = tiers(store).hot
     before, _ = hot.take_off("session:s", freshness=Freshness(0), alone=False)

@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 import pytest
 from below import redis_of
-from faces import core
 from sqlalchemy import LargeBinary, Text, select
+from sync_api import core
 from tenants import Served
 
 from distributed_state import PutItem, StateError
@@ -136,14 +136,14 @@ async def handle_of(store: Any, kind: str, id: str) -> Any:
     return {"session": session, "user": store.user("u"), "items": session.items("c"), "turn": session.turn()}[kind]
 
 
-@pytest.mark.only(face="asyncio", warm="fake")
+@pytest.mark.only(api="asyncio", warm="fake")
 async def test_no_method_lets_a_long_text_into_an_index_or_a_key(opener: Any) -> None:
     store = await opener(partitions=1, durability="memory", max_field_bytes=4096)
     assert await try_all(store, ("session", "user", "items", "turn", "store")) > 150
     await require_bounded(store)
 
 
-@pytest.mark.only(face="asyncio", warm="fake")
+@pytest.mark.only(api="asyncio", warm="fake")
 async def test_a_method_that_lets_a_long_text_through_is_found(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: without the bound of phases."""
     monkeypatch.setattr("distributed_state.tiers.changes.checked_phase", lambda phase: phase)
@@ -226,7 +226,7 @@ def filled(path: str) -> str:
 
 
 @pytest.mark.wide
-@pytest.mark.only(face="asyncio", warm="fake")
+@pytest.mark.only(api="asyncio", warm="fake")
 async def test_no_request_lets_a_long_text_into_an_index_or_a_key(opener: Any) -> None:
     """And none is answered as a failure of the service."""
     store = await opener(partitions=1, durability="memory")

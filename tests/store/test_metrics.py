@@ -14,7 +14,6 @@ import pytest
 from below import hidden, keys_of, own_server, redis_of, tiers, until
 from clocks import moved_by_hand
 from diverging import QUIET, keep, lose
-from faces import Blocking
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -23,6 +22,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from scraping import Scrape, undressed
 from sqlalchemy import create_engine
+from sync_api import Blocking
 
 from distributed_state import ConfigurationError, Conflict, Fenced, LockTimeout, StateError, StateStore
 from distributed_state.programs.servers import free_port
@@ -156,7 +156,7 @@ async def test_a_fenced_write_and_a_lost_lock_are_counted(store: Any) -> None:
             with pytest.raises(Fenced):
                 await session.set("a", 1)
             await until(lambda: lease.lost)
-            raise Conflict("the blocking face ends no body")
+            raise Conflict("the sync API ends no body")
     assert scrape("refused_writes_total", "fenced") == 1
     assert scrape(OPERATIONS, "commit", "warm", "fenced") == 1
     assert scrape("leases_lost_total") == 1
@@ -253,7 +253,7 @@ async def test_a_partition_that_diverged_lags(opener: Any, monkeypatch: pytest.M
     assert scrape("partition_journal_entries", partition) == 2 == scrape("journal_entries")
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_figures_of_a_server_that_is_away_say_how_old_they_are(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -560,7 +560,7 @@ async def test_a_refusal_is_an_outcome_and_a_failure_an_error(opener: Any, spans
     assert not handled.events
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_a_cancelled_wait_ends_its_span(opener: Any, spans: InMemorySpanExporter) -> None:
     store = await opener(traces=True)
 
@@ -602,7 +602,7 @@ def test_without_the_packages_there_are_no_spans_and_no_errors() -> None:
     assert done.stdout == "prometheus-client is not installed: pip install 'distributed-state[telemetry]'\n"
 
 
-def test_both_faces_have_a_collector_before_they_are_used() -> None:
+def test_both_apis_have_a_collector_before_they_are_used() -> None:
     """A server registers it when it starts; what its event loop does is found at the next scrape."""
 
     async def whole() -> None:

@@ -1,4 +1,4 @@
-"""Both faces of one open store: one replica, whatever thread or event loop calls."""
+"""Both APIs of one open store: one replica, whatever thread or event loop calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from below import keys_of, redis_of, tiers, until
-from faces import core
+from sync_api import core
 
 from distributed_state import AsyncStateStore, ConfigurationError, Locked, LockTimeout, StateStore, WarmUnavailable
 from distributed_state.events import handlers
@@ -18,7 +18,7 @@ from distributed_state.port import bodies
 from distributed_state.port.shared import SharedPort
 
 
-def faces(store: Any) -> tuple[AsyncStateStore, StateStore]:
+def apis(store: Any) -> tuple[AsyncStateStore, StateStore]:
     aio: AsyncStateStore = core(store)
     return aio, aio.blocking
 
@@ -29,8 +29,8 @@ def in_loop_of_its_own(work: Callable[[], Coroutine[Any, Any, Any]]) -> threadin
     return thread
 
 
-async def test_each_face_names_the_other(store: Any) -> None:
-    aio, blocking = faces(store)
+async def test_each_api_names_the_other(store: Any) -> None:
+    aio, blocking = apis(store)
     assert aio.aio is aio
     assert aio.blocking is blocking
     assert blocking.blocking is blocking
@@ -38,12 +38,12 @@ async def test_each_face_names_the_other(store: Any) -> None:
     assert isinstance(blocking, StateStore)
 
 
-async def test_what_one_face_writes_the_other_reads_from_the_same_cache(
+async def test_what_one_api_writes_the_other_reads_from_the_same_cache(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without asking any server, and neither through another thread nor another task."""
     store = await opener(retry_for=1.0)
-    aio, blocking = faces(store)
+    aio, blocking = apis(store)
     await aio.session("s").set("a", 1)
     assert await aio.session("s").get("a") == 1
     blocking.session("s").set("a", 2)  # inside the running loop
@@ -68,7 +68,7 @@ async def test_what_one_face_writes_the_other_reads_from_the_same_cache(
 
 
 async def test_both_are_one_replica(store: Any) -> None:
-    aio, blocking = faces(store)
+    aio, blocking = apis(store)
     await aio.session("a").set("n", 1)
     await asyncio.to_thread(blocking.session("b").set, "n", 1)
     in_loop_of_its_own(lambda: aio.session("c").set("n", 1)).join()
@@ -77,8 +77,8 @@ async def test_both_are_one_replica(store: Any) -> None:
     assert [each.id for each in blocking.admin.replicas()] == [aio.replica]
 
 
-async def test_a_lock_is_its_tasks_on_both_faces_and_nobody_elses(store: Any) -> None:
-    aio, blocking = faces(store)
+async def test_a_lock_is_its_tasks_on_both_apis_and_nobody_elses(store: Any) -> None:
+    aio, blocking = apis(store)
     theirs = blocking.session("s")
 
     async def another_task() -> None:
@@ -116,7 +116,7 @@ def threading_set(session: Any) -> Any:
 
 async def test_a_task_and_a_thread_wake_each_other(store: Any) -> None:
     """While a task waits for a lock, its loop runs on, or nobody would let the thread give it back."""
-    aio, blocking = faces(store)
+    aio, blocking = apis(store)
     held, leave = threading.Event(), threading.Event()
 
     def holder() -> None:
@@ -158,7 +158,7 @@ def spied(store: Any, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 async def test_blocking_code_waits_for_nothing_that_a_task_of_the_loop_it_holds_up_has_to_do(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    aio, blocking = faces(store)
+    aio, blocking = apis(store)
     await aio.session("s").set("a", 1)
     tiers(store).hot.forget(keys_of(store, "s").ref.text)
     leads = spied(store, monkeypatch)
@@ -187,7 +187,7 @@ async def test_a_load_that_nobody_ends_is_waited_for_once(store: Any, monkeypatc
 
 @pytest.mark.only(warm="real")
 async def test_if_all_waited_together_it_would(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    aio, blocking = faces(store)
+    aio, blocking = apis(store)
     await aio.session("s").set("a", 1)
     tiers(store).hot.forget(keys_of(store, "s").ref.text)
     leads = spied(store, monkeypatch)
@@ -203,7 +203,7 @@ async def test_if_all_waited_together_it_would(store: Any, monkeypatch: pytest.M
 
 
 async def test_loops_and_threads_work_at_once(store: Any) -> None:
-    aio, blocking = faces(store)
+    aio, blocking = apis(store)
 
     async def tasks(me: int) -> None:
         async def one(n: int) -> None:
@@ -231,8 +231,8 @@ async def test_loops_and_threads_work_at_once(store: Any) -> None:
     assert blocking.session("5-9").get("a") == 9
 
 
-async def test_who_acts_is_noted_on_both_faces(store: Any) -> None:
-    aio, blocking = faces(store)
+async def test_who_acts_is_noted_on_both_apis(store: Any) -> None:
+    aio, blocking = apis(store)
     with aio.acting_as("anna"):
         await aio.session("s").set("a", 1)
         blocking.session("s").set("a", 2)
@@ -244,7 +244,7 @@ async def test_who_acts_is_noted_on_both_faces(store: Any) -> None:
 
 async def test_a_handler_runs_where_it_was_given(store: Any) -> None:
     """In a task of that loop, or in a thread; each hears an event once, as one replica does."""
-    aio, blocking = faces(store)
+    aio, blocking = apis(store)
     loop, heard = asyncio.get_running_loop(), list[Any]()
 
     async def awaited(event: Any) -> None:
@@ -269,7 +269,7 @@ async def test_blocking_code_waits_for_no_handler_of_the_loop_that_it_holds_up(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ends by itself, once the event is handled, and no other member of its group is given that."""
-    aio, blocking = faces(store)
+    aio, blocking = apis(store)
     began, go_on, heard = asyncio.Event(), asyncio.Event(), list[Any]()
 
     async def first(event: Any) -> None:
@@ -297,11 +297,11 @@ async def test_blocking_code_waits_for_no_handler_of_the_loop_that_it_holds_up(
     assert heard == [("first", 1), ("second", 2)]
 
 
-async def test_a_handler_in_a_thread_may_take_itself_off_by_the_blocking_face(
+async def test_a_handler_in_a_thread_may_take_itself_off_by_the_sync_api(
     store: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would wait for itself; it is the task's, though the thread is another."""
-    aio, blocking = faces(store)
+    aio, blocking = apis(store)
     monkeypatch.setattr(handlers, "_CLOSING", 60.0)
     over: list[Any] = []
 
@@ -317,7 +317,7 @@ async def test_a_handler_in_a_thread_may_take_itself_off_by_the_blocking_face(
 
 
 async def test_a_handler_ends_with_its_loop_and_the_others_go_on(store: Any) -> None:
-    aio, blocking = faces(store)
+    aio, blocking = apis(store)
     heard: list[str] = []
 
     async def listen() -> None:
@@ -360,7 +360,7 @@ async def under_lock(aio: AsyncStateStore) -> None:
 
 
 async def test_a_loop_that_ends_leaves_nothing_behind(store: Any) -> None:
-    aio, _ = faces(store)
+    aio, _ = apis(store)
     port: Any = tiers(store).port
     await aio.session("x").set("a", 1)
     assert len(port._loops) == 1
@@ -380,7 +380,7 @@ async def test_a_loop_that_ends_leaves_nothing_behind(store: Any) -> None:
 
 @pytest.mark.only(warm="single")
 async def test_its_connection_is_closed(store: Any) -> None:
-    aio, _ = faces(store)
+    aio, _ = apis(store)
     port: Any = tiers(store).port
 
     async def connected() -> str:
@@ -400,7 +400,7 @@ async def test_its_connection_is_closed(store: Any) -> None:
 
 
 async def test_without_a_keeper_it_would_stay(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    aio, _ = faces(store)
+    aio, _ = apis(store)
     port: Any = tiers(store).port
     await aio.session("x").set("a", 1)
     left: list[Any] = []
@@ -424,9 +424,9 @@ async def test_without_a_keeper_it_would_stay(store: Any, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("closes", ["aio", "blocking", "blocking in the loop", "all at once"])
-async def test_either_face_closes_both_and_twice_is_harmless(opener: Any, closes: str) -> None:
+async def test_either_api_closes_both_and_twice_is_harmless(opener: Any, closes: str) -> None:
     store = await opener()
-    aio, blocking = faces(store)
+    aio, blocking = apis(store)
     await aio.session("s").set("a", 1)
     blocking.session("s").set("a", 2)
     in_loop_of_its_own(lambda: aio.session("s").set("a", 3)).join()

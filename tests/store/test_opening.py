@@ -22,9 +22,9 @@ import psutil
 import psycopg
 import pytest
 from below import ROOT, everything_in_sql
-from faces import Blocking, in_thread
 from migrated import Replayed
 from sqlalchemy import create_engine, inspect, text
+from sync_api import Blocking, in_thread
 
 from distributed_state import AsyncStateStore, ColdUnavailable, ConfigurationError, StateStore, WarmUnavailable
 from distributed_state.cold import opening
@@ -36,9 +36,9 @@ from distributed_state.port.shared import SharedPort
 TABLES = {*metadata.tables, "alembic_version"}
 
 
-async def opened(face: str, url: str | None = None, **settings: Any) -> Any:
-    """An open store of a face."""
-    if face == "asyncio":
+async def opened(api: str, url: str | None = None, **settings: Any) -> Any:
+    """An open store of an API."""
+    if api == "asyncio":
         return await AsyncStateStore.open(url, **settings)
     return Blocking(await in_thread(lambda: StateStore.open(url, **settings)))
 
@@ -76,14 +76,14 @@ def complete(archive: str) -> bool:
 @pytest.mark.parametrize(
     "rounds", [1, pytest.param(3, marks=pytest.mark.wide), pytest.param(25, marks=pytest.mark.full)]
 )
-@pytest.mark.parametrize("faces", [("blocking", "blocking"), ("asyncio", "asyncio"), ("asyncio", "blocking")], ids=str)
+@pytest.mark.parametrize("apis", [("blocking", "blocking"), ("asyncio", "asyncio"), ("asyncio", "blocking")], ids=str)
 async def test_stores_may_be_opened_at_once_in_one_process(
-    faces: tuple[str, ...], rounds: int, new_archives: Callable[[], list[str]], real_migrations: None
+    apis: tuple[str, ...], rounds: int, new_archives: Callable[[], list[str]], real_migrations: None
 ) -> None:
     """On new archives: what brings their tables up to date is one for the whole process, and knows no threads."""
 
-    async def use(face: str, archive: str) -> None:
-        store = await opened(face, archive=archive)
+    async def use(api: str, archive: str) -> None:
+        store = await opened(api, archive=archive)
         try:
             assert await store.session("s").set("a", 1) == 1
         finally:
@@ -91,7 +91,7 @@ async def test_stores_may_be_opened_at_once_in_one_process(
 
     for _ in range(rounds):
         archives = new_archives()
-        await asyncio.gather(*map(use, faces, archives))
+        await asyncio.gather(*map(use, apis, archives))
         assert all(map(complete, archives))
 
 
@@ -176,7 +176,7 @@ async def test_a_store_takes_the_number_of_partitions_from_its_namespace(
         assert len(await store.sessions(fresh=True)) == 20
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 @pytest.mark.replicas
 async def test_what_was_named_by_another_number_of_partitions_is_never_used(opener: Any) -> None:
     """A handle that was made before the store was opened names keys that nobody else has."""
@@ -264,9 +264,9 @@ def test_an_interrupted_opening_leaves_nothing_open(slowly: Any, tmp_path: Path)
         assert store.session("s").set("a", 1) == 1
 
 
-@pytest.mark.parametrize("face", ["asyncio", "blocking"])
+@pytest.mark.parametrize("api", ["asyncio", "blocking"])
 async def test_an_opening_that_fails_at_its_last_step_leaves_nothing_open(
-    face: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(_: Any) -> None:
         raise WarmUnavailable("gone again")
@@ -274,9 +274,9 @@ async def test_an_opening_that_fails_at_its_last_step_leaves_nothing_open(
     with monkeypatch.context() as patched:
         patched.setattr(SharedPort, "open", fail)
         with pytest.raises(WarmUnavailable, match="gone again"):
-            await opened(face, archive=f"sqlite:///{tmp_path}/a.db")
+            await opened(api, archive=f"sqlite:///{tmp_path}/a.db")
     assert open_files(tmp_path) == []
-    await (await opened(face, archive=f"sqlite:///{tmp_path}/a.db")).close()
+    await (await opened(api, archive=f"sqlite:///{tmp_path}/a.db")).close()
 
 
 def test_what_is_connected_while_it_is_closed_is_closed_too(tmp_path: Path) -> None:

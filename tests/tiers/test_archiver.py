@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from below import Worker, everything_in_sql, keys_of, own_server, redis_of, tiers, until
 from controls import sabotage
-from faces import core, in_thread
 from journals import rows
+from sync_api import core, in_thread
 
 from distributed_state import (
     Backpressure,
@@ -119,7 +119,7 @@ async def test_only_archived_records_have_a_ttl(opener: Any) -> None:
     await only_the_archived_have_a_ttl(await quiet(opener))
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 @pytest.mark.parametrize(
     "guard",
     [
@@ -207,7 +207,7 @@ async def two_with_one_batch(store: Any) -> None:
     assert cold.quarantined() == []
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_without_the_compare_and_set_the_overtaken_archiver_writes(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,7 +249,7 @@ async def sql_fails_once(store: Any, trim_first: bool = False) -> None:
     assert [row.version for row in cold.history("session:s")] == [1, 2, 3]
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_trimming_before_sql_loses_what_sql_refused(opener: Any) -> None:
     """Negative control of G4."""
     with pytest.raises(AssertionError):
@@ -332,7 +332,7 @@ async def test_a_journal_with_other_entries_is_neither_marked_nor_trimmed(opener
     await what_has_other_entries_stays(await quiet(opener))
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 @pytest.mark.parametrize("script", ["mark_archived", "trim"])
 async def test_without_a_look_at_the_entry_what_is_not_archived_is_let_go(opener: Any, script: str) -> None:
     """Negative control of the identity that mark_archived and trim ask for."""
@@ -374,20 +374,20 @@ async def overtaken(opener: Any, moment: str) -> None:
 
 
 async def goes_on(store: Any, number: int) -> None:
-    twin = core(store)
-    record, keys = twin._lifecycle.context.keys.of(Ref("session", "s")), twin._lifecycle.context.keys
+    inner = core(store)
+    record, keys = inner._lifecycle.context.keys.of(Ref("session", "s")), inner._lifecycle.context.keys
     other = next(id for id in map(str, count()) if keys.partition_of(f"session:{id}") == record.partition)
-    await in_its_place(store, lambda: twin.session(other).set("n", number))
-    await in_its_place(store, lambda: twin.admin.archive())
+    await in_its_place(store, lambda: inner.session(other).set("n", number))
+    await in_its_place(store, lambda: inner.admin.archive())
 
 
 async def in_its_place(store: Any, call: Any) -> Any:
-    """Ask something of the core itself, on either face."""
+    """Ask something of the core itself, on either API."""
     return await call() if core(store) is store else finish(call())
 
 
 @pytest.mark.replicas
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_writer_that_asks_sql_where_it_is_is_no_false_alarm_for_another(opener: Any) -> None:
     """Two writers of one replica, and another archiver: what one of them learns is newer than what the other read."""
     store, other = await quiet(opener, durability="archived"), await quiet(opener)
@@ -422,7 +422,7 @@ async def test_a_writer_that_asks_sql_where_it_is_is_no_false_alarm_for_another(
 
 
 @pytest.mark.replicas
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_cursor_read_after_the_journal_would_be_a_false_alarm(opener: Any) -> None:
     """Negative control of the order of the two reads."""
     store, other = await quiet(opener), await quiet(opener)
@@ -702,7 +702,7 @@ def own_postgres() -> Any:
 
 
 @pytest.mark.wide
-@pytest.mark.only(warm="valkey", cold="postgres", face="blocking")
+@pytest.mark.only(warm="valkey", cold="postgres", api="blocking")
 async def test_postgres_is_killed_and_comes_back(opener: Any, own_postgres: PostgresServer) -> None:
     """Warm records are read and written meanwhile; what is cold says ColdUnavailable; nothing is lost."""
     settings = {"archive": own_postgres.url, "journal_entries": 50, "archive_every": 0.02}
@@ -747,7 +747,7 @@ def archived(store: Any, id: str) -> int | None:
 
 
 @pytest.mark.wide
-@pytest.mark.only(warm="valkey", cold="postgres", face="blocking")
+@pytest.mark.only(warm="valkey", cold="postgres", api="blocking")
 async def test_postgres_stops_answering_and_goes_on(opener: Any, own_postgres: PostgresServer) -> None:
     """Frozen, not gone: nobody who needs only Redis waits for it."""
     store = await opener(archive=own_postgres.url, archive_every=0.02, durability="memory")
@@ -820,7 +820,7 @@ async def told_once(store: Any) -> None:
 
 @pytest.mark.wide
 @pytest.mark.replicas
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 @pytest.mark.parametrize("turns", [2, pytest.param(15, marks=pytest.mark.soak)])
 async def test_killed_archivers_and_writers_lose_and_double_nothing(opener: Any, turns: int) -> None:
     """Archivers in processes of their own race on the same partitions and are killed at any moment, as are writers."""
@@ -857,7 +857,7 @@ async def test_killed_archivers_and_writers_lose_and_double_nothing(opener: Any,
 
 @pytest.mark.wide
 @pytest.mark.replicas
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 async def test_many_processes_may_open_at_once(opener: Any, servers: Any) -> None:
     """One of them creates the tables, and one starts the partition; the others wait for it."""
     archive = servers.database() if opener.cold == "postgres" else opener.archive
@@ -882,7 +882,7 @@ async def test_many_processes_may_open_at_once(opener: Any, servers: Any) -> Non
 
 
 @pytest.mark.wide
-@pytest.mark.only(warm="redis", face="asyncio")
+@pytest.mark.only(warm="redis", api="asyncio")
 async def test_a_full_redis_evicts_only_what_is_archived(opener: Any, tmp_path: Path) -> None:
     """G7: many more records than fit. `volatile-lru` takes those with a TTL; each comes back whole."""
     with redis_server("--maxmemory", "6mb", "--maxmemory-policy", "volatile-lru") as server:
@@ -975,7 +975,7 @@ async def test_a_full_redis_is_archived_once_sql_is_back(opener: Any, policy: st
         await opener.close()
 
 
-@pytest.mark.only(warm="redis", face="asyncio")
+@pytest.mark.only(warm="redis", api="asyncio")
 @pytest.mark.parametrize("policy", ["allkeys-lru", "allkeys-lfu", "allkeys-random"])
 async def test_a_server_that_would_evict_anything_is_refused(policy: str, tmp_path: Path) -> None:
     with redis_server("--maxmemory-policy", policy, "--maxmemory", "50mb") as server:

@@ -14,8 +14,8 @@ import pytest
 from below import Worker, keys_of, own_server, redis_of, shift, tiers, until
 from controls import sabotage
 from counting import asked
-from faces import core
 from proxy import Proxy
+from sync_api import core
 
 from distributed_state import (
     Backpressure,
@@ -259,7 +259,7 @@ async def test_expect_version(store: Any) -> None:
         await store.session("absent").set("a", 1, expect_version=1)
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_a_check_that_comes_after_a_write_would_be_noticed(store: Any) -> None:
     """The negative control of every test here that says: refused, and nothing has changed (G11)."""
     await store.session("s").set("a", 1)
@@ -517,7 +517,7 @@ async def test_writers_of_one_record_lose_nothing_and_versions_are_dense(store: 
     await dense_under_contention(store, 12)
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_without_counting_versions_in_the_script_they_are_not_dense(store: Any) -> None:
     skipped = "version = format('%d', (version or 0) + (version == '7' and 2 or 1))"
     with sabotage("commit", "version = format('%d', (version or 0) + 1)", skipped), pytest.raises(AssertionError):
@@ -550,7 +550,7 @@ async def test_swaps_lose_nothing(store: Any) -> None:
     await swaps_under_contention(store, 4)
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_without_comparing_in_the_script_swaps_lose_changes(store: Any) -> None:
     with (
         sabotage("commit", "if mismatch then return", "if mismatch and false then return"),
@@ -578,7 +578,7 @@ async def test_replicas_that_swap_one_field_lose_nothing(opener: Any) -> None:
 
 
 @pytest.mark.replicas
-@pytest.mark.only(face="blocking", warm="valkey")
+@pytest.mark.only(api="blocking", warm="valkey")
 @pytest.mark.wide
 @pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.full)])
 async def test_eight_processes_lose_nothing(opener: Any, rounds: int) -> None:
@@ -675,7 +675,7 @@ async def applied_once(opener: Any, between: str) -> None:
         ("hydrated and changed", "if since < hydrated then"),
     ],
 )
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_without_looking_for_the_op_id_it_is_applied_twice(opener: Any, between: str, guard: str) -> None:
     where = guard[: len(guard) - len(guard.lstrip())]
     with sabotage("commit", guard, f"{where}if false then"), pytest.raises((AssertionError, StateError)):
@@ -779,12 +779,12 @@ async def test_many_writes_whose_replies_were_lost_are_applied_once_though_redis
     opener: Any, emptied: bool
 ) -> None:
     """However many they are: what left Redis is in SQL, and so are the ids of the writes that made it."""
-    many = 200 if opener.face == "asyncio" else 24  # there each is a thread with a connection
+    many = 200 if opener.api == "asyncio" else 24  # there each is a thread with a connection
     with own_server(opener) as server, Proxy(server.url) as proxy:
         other = await opener(url=server.url, archiver=False)
         store = await opener(url=proxy.url, archiver=False)
         await store.session("s").set("n", 0)
-        losses = [proxy.lose(COMMIT.sha) for _ in range(1 if opener.face == "asyncio" else many)]
+        losses = [proxy.lose(COMMIT.sha) for _ in range(1 if opener.api == "asyncio" else many)]
         tasks = [asyncio.ensure_future(store.session("s").increment("n")) for _ in range(many)]
         await until(lambda: stored(other).get(b"n") == b"%d" % many)
         await other.admin.archive()
@@ -975,7 +975,7 @@ async def test_a_generated_id_is_not_started_anew_by_a_request_that_lay_about(op
     ],
     ids=["hydrated", "late", "fresh"],
 )
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_without_its_time_a_request_that_lay_about_is_applied(opener: Any, guard: str, check: Any) -> None:
     """Negative controls of the three above."""
     with sabotage("commit", guard, "if false then"), pytest.raises(AssertionError):
@@ -1157,7 +1157,7 @@ async def test_a_late_duplicate_of_an_answered_write_changes_nothing(store: Any)
     await a_late_duplicate_changes_nothing(store)
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_without_the_oldest_unanswered_sequence_a_late_duplicate_is_applied(store: Any) -> None:
     guard = "if dropped < 0 and sequence - first < 0 then return {'forgotten'} end"
     with sabotage("commit", guard, ""), pytest.raises(AssertionError):
@@ -1216,7 +1216,7 @@ async def test_a_younger_write_that_arrives_first_is_applied_once(store: Any) ->
     await a_younger_write_arrives_first(store)
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_without_keeping_what_is_younger_than_the_oldest_it_is_applied_twice(store: Any) -> None:
     with sabotage("commit", "if s - oldest >= 0 then", "if oldest ~= sequence then"), pytest.raises(AssertionError):
         await a_younger_write_arrives_first(store)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from below import own_server
-from faces import core, in_thread
+from sync_api import core, in_thread
 
 from distributed_state import ColdUnavailable, ConfigurationError, DurabilityUnknown, InvalidValue
 from distributed_state.results import Finding
@@ -16,7 +16,7 @@ from distributed_state.values.levels import EVERY, MEMORY, level_of
 from distributed_state.warm import confirming
 from distributed_state.warm.confirming import believed
 
-single = pytest.mark.only(face=("asyncio", "blocking"), warm="single", cold=("sqlite", "postgres"))
+single = pytest.mark.only(api=("asyncio", "blocking"), warm="single", cold=("sqlite", "postgres"))
 
 
 async def quiet(opener: Any, **settings: Any) -> Any:
@@ -266,7 +266,7 @@ def test_waitaof_is_believed_of_redis_from_7_2_on() -> None:
     assert not believed({"redis_version": "7.2.4", "server_name": "another"})
 
 
-@pytest.mark.only(face=("asyncio", "blocking"), warm="valkey", cold="sqlite")
+@pytest.mark.only(api=("asyncio", "blocking"), warm="valkey", cold="sqlite")
 async def test_waitaof_is_waited_for_where_it_is_believed(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Valkey's stands in for Redis' 7.2, which says the same a little later."""
     monkeypatch.setattr(confirming, "believed", lambda info: True)

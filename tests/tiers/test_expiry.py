@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from below import keys_of, redis_of, tiers, until
 from controls import sabotage
-from faces import core
+from sync_api import core
 
 from distributed_state import Deleted, WarmUnavailable
 
@@ -164,7 +164,7 @@ async def test_a_reader_that_slept_between_sql_and_redis_puts_nothing_stale_back
 
 
 @pytest.mark.replicas
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_without_the_hydration_token_the_stale_state_comes_back(opener: Any) -> None:
     """Negative control of G7."""
     guard = ("hydrate", "if redis.call('GET', hydration) ~= token then return {'lost'} end", "")

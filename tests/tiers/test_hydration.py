@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from below import keys_of, redis_of, until
 from controls import sabotage
-from faces import core
+from sync_api import core
 
 from distributed_state import Backpressure, ConfigurationError, StateStore
 from distributed_state.programs.servers import redis_server

@@ -9,7 +9,7 @@ import pytest
 from below import own_server, redis_of, tiers, until
 from controls import sabotage
 from counting import asked
-from faces import core
+from sync_api import core
 
 from distributed_state.store import reaper
 from distributed_state.tiers import archiver as archiving

@@ -210,7 +210,7 @@ async def test_many_records_are_one_round_trip(opener: Any) -> None:
     assert exchanges.count(30) == 1
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_a_server_that_forgot_the_scripts_is_taught_once(opener: Any) -> None:
     with own_server(opener) as server:
         store = await opener(url=server.url, archiver=False, max_staleness=0)

@@ -22,7 +22,7 @@ from distributed_state.warm.scripts import READ, UNCHANGED
 
 single = pytest.mark.only(warm="single")
 replicas = pytest.mark.replicas
-control = pytest.mark.only(face="asyncio")
+control = pytest.mark.only(api="asyncio")
 LINK = b"SSUBSCRIBE"  # sent on the link's connection and on no other
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import psycopg
 import pytest
 from below import keys_of, tiers, until
-from faces import core
 from scraping import Scrape
+from sync_api import core
 
 from distributed_state import DurabilityUnknown
 from distributed_state.cold import tables
@@ -118,7 +118,7 @@ def small_disk(folder: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=False)
 
 
-@pytest.mark.only(face="asyncio", cold="postgres")
+@pytest.mark.only(api="asyncio", cold="postgres")
 @pytest.mark.parametrize("really", [False, pytest.param(True, marks=pytest.mark.wide)])
 async def test_a_full_tablespace_stops_only_those_who_need_it_and_is_named_until_there_is_room(
     opener: Any, servers: Any, really: bool

@@ -278,7 +278,7 @@ async def test_an_event_whose_answer_was_lost_is_kept_as_it_was(opener: Any) -> 
 
 
 @pytest.mark.wide
-@pytest.mark.only(warm="single", face="blocking")
+@pytest.mark.only(warm="single", api="blocking")
 async def test_what_is_unarchived_is_counted_truthfully(opener: Any) -> None:
     """By what is freed when it is let go: at least that much was counted, and not many times as much."""
     store = await opener(archiver=False, unarchived_bytes=MEMORY, beat=0, max_staleness=0)

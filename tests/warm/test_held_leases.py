@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from below import keys_of, redis_of, tiers, until
 from controls import sabotage
-from faces import Blocking
+from sync_api import Blocking
 from tenants import Served, opened
 
 from distributed_state import AccessDenied, AsyncStateStore, Fenced, InvalidValue, LockTimeout
@@ -190,7 +190,7 @@ async def test_a_lease_is_taken_over_from_its_holder_alone(store: Any) -> None:
     await taken_over_by_its_token(store)
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_without_the_comparison_of_tokens_it_is_taken_from_anybody(store: Any) -> None:
     """The negative control."""
     compared = "string.sub(held, 2, #seize + 1) == seize"
@@ -244,7 +244,7 @@ async def test_what_ended_by_itself_is_neither_listed_nor_kept(store: Any) -> No
         await lease.release()
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_lease_of_an_epoch_that_is_over_is_not_shown(store: Any) -> None:
     session = store.session("c")
     async with held(session):
@@ -270,7 +270,7 @@ async def test_an_erased_record_leaves_no_trace_among_the_leases(store: Any) -> 
     assert members(store, "c") == 0
 
 
-@pytest.mark.only(face="asyncio", warm="embedded")
+@pytest.mark.only(api="asyncio", warm="embedded")
 async def test_only_an_operator_may_look_at_leases_or_end_them() -> None:
     async with AsyncStateStore.open(archive="memory", access=lambda asked: asked.action != "admin") as store:
         for call in (store.admin.leases(), store.admin.end_lease("c", 1)):

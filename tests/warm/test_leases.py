@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from below import Worker, deafened, evict, keys_of, redis_of, server_with, tiers, until
 from controls import sabotage
-from faces import Blocking, in_thread
+from sync_api import Blocking, in_thread
 
 from distributed_state import Fenced, Locked, LockTimeout, StateStore
 from distributed_state.programs.servers import redis_server
@@ -118,7 +118,7 @@ async def test_a_holder_that_slept_past_its_ttl_cannot_overwrite_its_successor(s
     await sleeper_and_successor(store)
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_without_the_comparison_in_the_commit_the_sleeper_overwrites(store: Any) -> None:
     """Negative control of G2."""
     with sabotage("commit", "if holder ~= lock_value then", "if false then"), pytest.raises(AssertionError):
@@ -263,7 +263,7 @@ async def test_a_lost_lease_tells_its_holder(store: Any) -> None:
     assert await session.set("a", 2) == 1
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_the_body_of_a_lost_lease_is_cancelled_and_raises_fenced(store: Any) -> None:
     session, cancelled = store.session("s"), False
 
@@ -286,7 +286,7 @@ async def test_the_body_of_a_lost_lease_is_cancelled_and_raises_fenced(store: An
     await session.set("a", 1)
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 @pytest.mark.parametrize("lost_too", [False, True])
 async def test_a_foreign_cancellation_is_not_swallowed(store: Any, lost_too: bool) -> None:
     session, inside = store.session("s"), asyncio.Event()
@@ -309,7 +309,7 @@ async def test_a_foreign_cancellation_is_not_swallowed(store: Any, lost_too: boo
     assert await session.set("a", 1) == 1
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_a_timeout_around_a_lease_is_still_a_timeout(store: Any) -> None:
     session = store.session("s")
     with pytest.raises(TimeoutError):
@@ -318,7 +318,7 @@ async def test_a_timeout_around_a_lease_is_still_a_timeout(store: Any) -> None:
     assert await session.set("a", 1) == 1
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_a_lease_held_without_a_body_does_not_cancel_its_task(store: Any) -> None:
     """`acquire` and `release` by hand: nobody would turn the cancellation into Fenced."""
     session = store.session("s")
@@ -399,7 +399,7 @@ async def in_task(session: Any) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.only(face="blocking")
+@pytest.mark.only(api="blocking")
 async def test_renewal_survives_threads_that_come_and_go(store: Any) -> None:
     stop = time.monotonic() + 1.0
 
@@ -437,7 +437,7 @@ async def test_a_wait_is_over_in_time_and_leaves_no_place_in_the_queue(store: An
         assert time.monotonic() - begun < 5
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_cancelled_waiter_leaves_no_place_in_the_queue(store: Any) -> None:
     """Whenever it is cancelled: while it waits, or while the server's answer is on its way."""
     session = store.session("s")
@@ -457,7 +457,7 @@ async def test_a_cancelled_waiter_leaves_no_place_in_the_queue(store: Any) -> No
         assert time.monotonic() - begun < 0.5
 
 
-@pytest.mark.only(face="asyncio")  # threads cannot be cancelled
+@pytest.mark.only(api="asyncio")  # threads cannot be cancelled
 async def test_a_waiter_that_is_cancelled_as_it_gets_the_lock_gives_it_back(store: Any) -> None:
     session = store.session("s")
     for turns in range(12):
@@ -490,12 +490,12 @@ async def newcomer_and_queue(store: Any) -> None:
             assert client.zcard(keys.wait) == 0
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_newcomer_cannot_pass_the_queue(store: Any) -> None:
     await newcomer_and_queue(store)
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_without_the_queue_in_the_script_a_newcomer_passes(store: Any) -> None:
     """Negative control: a free lock goes to whoever asks first."""
     queue = "(not head[1] or (order ~= '' and tonumber(order) < tonumber(head[2])))"
@@ -637,7 +637,7 @@ async def test_a_killed_holder_is_followed_after_its_ttl(opener: Any) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.only(face="blocking", warm="valkey", cold="postgres")
+@pytest.mark.only(api="blocking", warm="valkey", cold="postgres")
 async def test_a_killed_waiter_does_not_block_the_queue_for_long(opener: Any) -> None:
     store = await opener()
     session = store.session("s")
@@ -752,7 +752,7 @@ async def test_a_lock_is_given_back_when_the_body_raises(store: Any) -> None:
         pass
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_lock_is_given_back_under_cancellation(store: Any) -> None:
     """Cancelled in the body, and once more while it gives the lock back."""
     session = store.session("s")
@@ -884,7 +884,7 @@ async def test_a_holder_does_not_join_a_read_that_began_before_its_lock(opener: 
 # Whose lease it is
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_task_started_in_the_body_writes_under_the_lease(store: Any) -> None:
     session = store.session("s")
     async with session.lock() as lease:
@@ -892,7 +892,7 @@ async def test_a_task_started_in_the_body_writes_under_the_lease(store: Any) -> 
     assert {change.token for change in await session.history()} == {lease.token}
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_task_started_in_the_body_does_not_nest_in_its_parents_lease(store: Any) -> None:
     """Nesting is for one owner; two tasks in one lock would both think that they are alone."""
     session = store.session("s")
@@ -908,7 +908,7 @@ async def test_a_task_started_in_the_body_does_not_nest_in_its_parents_lease(sto
             await session.set("a", 1)
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_task_that_outlives_the_lease_may_write_and_lock_again(store: Any) -> None:
     """It inherited a lease that its parent has given back since: that is history, not a lease of its own."""
     session, released = store.session("s"), asyncio.Event()
@@ -947,7 +947,7 @@ async def test_another_task_or_thread_does_not_hold_the_lease(store: Any) -> Non
             await other
 
 
-@pytest.mark.only(face="blocking", warm="valkey")
+@pytest.mark.only(api="blocking", warm="valkey")
 async def test_threads_started_in_the_body_do_not_hold_the_lease(opener: Any) -> None:
     url, archive, namespace = opener.url, opener.archive, opener.namespace
 

@@ -14,7 +14,7 @@ from distributed_state.errors import WarmUnavailable
 from distributed_state.warm import partition_assignment
 from distributed_state.warm.partition_assignment import PartitionAssignment
 
-pytestmark = pytest.mark.only(warm="redis", face="asyncio")
+pytestmark = pytest.mark.only(warm="redis", api="asyncio")
 PARTITIONS = 16
 
 

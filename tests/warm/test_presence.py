@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from below import Worker, keys_of, own_server, redis_of, tiers, until
 from controls import sabotage
-from faces import core
+from sync_api import core
 
 from distributed_state import Fenced, InvalidValue, LockTimeout, TooLarge
 from distributed_state.results import Replica

@@ -130,7 +130,7 @@ async def test_each_command_names_keys_and_all_of_one_slot(opener: Any, monkeypa
 
 
 @pytest.mark.replicas
-@pytest.mark.only(face="asyncio", warm="single")  # a cluster refuses the one by itself
+@pytest.mark.only(api="asyncio", warm="single")  # a cluster refuses the one by itself
 @pytest.mark.parametrize("wrong", ["a key of another slot", "a command without a key"])
 async def test_a_command_that_belongs_to_no_single_server_is_noticed(opener: Any, monkeypatch: Any, wrong: str) -> None:
     if wrong == "a key of another slot":

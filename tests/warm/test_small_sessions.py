@@ -82,7 +82,7 @@ def test_it_is_kept_as_a_list_while_it_is_written(redis_url: str, tmp_path: Path
             assert len(client.hgetall(key)[b"#ops"]) == 64
 
 
-@pytest.mark.only(face="asyncio", warm="single")
+@pytest.mark.only(api="asyncio", warm="single")
 async def test_a_writer_of_many_sessions_leaves_one_op_id_in_each(opener: Any) -> None:
     """What is unanswered elsewhere keeps nothing here."""
     store = await opener(archiver=False)
@@ -116,7 +116,7 @@ async def remembered(opener: Any) -> None:
     assert await stores[0].session("s").get("n", fresh=True) == 4
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_without_the_other_pieces_it_is_not(opener: Any) -> None:
     with sabotage("commit", "if ops and #ops == 64 then", "if false then"), pytest.raises((AssertionError, StateError)):
         await remembered(opener)
@@ -145,7 +145,7 @@ async def pieces_go(opener: Any) -> None:
 
 
 @pytest.mark.wide
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_pieces_that_are_left_would_be_seen(opener: Any) -> None:
     left = "for i = parts + 1, pieces and #pieces or 0 do"
     with sabotage("commit", left, "for i = 1, 0 do"), pytest.raises((AssertionError, TimeoutError)):
@@ -211,7 +211,7 @@ async def applied_once(opener: Any) -> None:
         await store.close()
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_without_saying_since_when_it_would_be(opener: Any) -> None:
     with sabotage("mark_archived", "'@' .. before .. ';'", "''"), pytest.raises(AssertionError):
         await applied_once(opener)
@@ -252,7 +252,7 @@ async def test_a_turn_takes_no_more_commands_where_many_wrote(opener: Any) -> No
     await a_turn_takes_no_more(opener)
 
 
-@pytest.mark.only(face="asyncio", warm="redis")
+@pytest.mark.only(api="asyncio", warm="redis")
 async def test_a_release_that_looks_at_one_piece_takes_one_more(opener: Any) -> None:
     with sabotage("release", "if ops and #ops == 64 then", "if false then"), pytest.raises(AssertionError):
         await a_turn_takes_no_more(opener)

@@ -96,11 +96,11 @@ class Workers:
     def start(self) -> None:
         """Start all four, and wait until they have opened their stores."""
         # The listener first: what is published before it listens, it need not hear.
-        listener = self._add("l0", role="listen", face="blocking", levels=["memory"])
+        listener = self._add("l0", role="listen", api="blocking", levels=["memory"])
         self.until(lambda: listener.ready, _READY, "the listener did not open")
-        self._add("w0", role="write", face="blocking")
-        self._add("w1", role="write", face="asyncio")
-        self._add("r0", role="read", face="blocking")
+        self._add("w0", role="write", api="blocking")
+        self._add("w1", role="write", api="asyncio")
+        self._add("r0", role="read", api="blocking")
         self.until(lambda: all(each.ready for each in self._workers.values()), _READY, "the workers did not open")
 
     def kill(self, name: str) -> None:
@@ -109,7 +109,7 @@ class Workers:
         self.dead.add(name)
         worker.process.kill()
         self.until(lambda: worker.gone, 10.0, f"{name} did not die")
-        heir = self._add(f"{name}'", role=worker.plan["role"], face=worker.plan["face"])
+        heir = self._add(f"{name}'", role=worker.plan["role"], api=worker.plan["api"])
         self.until(lambda: heir.ready, _READY, f"{heir.name} did not open")
 
     def pause(self, name: str) -> None:

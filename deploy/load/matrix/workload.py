@@ -1,6 +1,6 @@
 """One process of a cell: it writes, reads or listens. Law: what it was answered is said at once, and judged elsewhere.
 
-It speaks JSON lines. -> {"name": "w0", "role": "write", "face": "blocking", "levels": [...], "records": 2, "tasks": 1,
+It speaks JSON lines. -> {"name": "w0", "role": "write", "api": "blocking", "levels": [...], "records": 2, "tasks": 1,
 "clock": "file", "settings": {...}}; <- {"say": "refused", "level": ..., "why": ...} for each level that the store does
 not offer, then {"say": "ready", "levels": [...]}; <- what happened; -> {"order": "stop"} <- {"say": "stopped"}; at the
 end of its stdin it closes its stores. Until then they are open: what they remember can be put back.
@@ -84,7 +84,7 @@ def text_of(error: StateError) -> str:
 
 
 class BlockingProcess(Process):
-    """On the blocking face: a thread for each level and task."""
+    """On the sync API: a thread for each level and task."""
 
     def run(self, ended: threading.Event) -> None:
         with ExitStack() as stack:
@@ -155,7 +155,7 @@ class BlockingProcess(Process):
 
 
 class AsyncProcess(Process):
-    """On the asyncio face: a task for each level and task."""
+    """On the asyncio API: a task for each level and task."""
 
     def run(self, ended: threading.Event) -> None:
         asyncio.run(self._run(ended))
@@ -233,7 +233,7 @@ def main() -> None:
     orders = parent.orders()
     plan = next(orders)
     follow(Path(plan["clock"]))
-    process = (AsyncProcess if plan["face"] == "asyncio" else BlockingProcess)(parent, plan)
+    process = (AsyncProcess if plan["api"] == "asyncio" else BlockingProcess)(parent, plan)
     ended = threading.Event()
 
     def obey() -> None:

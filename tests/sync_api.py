@@ -1,6 +1,6 @@
-"""The blocking face in the clothes of the asyncio one, so that a test is written once.
+"""The sync API in the clothes of the asyncio one, so that a test is written once.
 
-Law: what is awaited on the asyncio face is awaited here too. Each task of a test is a thread of its own here, so that
+Law: what is awaited on the asyncio API is awaited here too. Each task of a test is a thread of its own here, so that
 tests of concurrent tasks are tests of concurrent threads.
 """
 
@@ -21,7 +21,7 @@ class Worker(threading.Thread):
     """Runs the blocking calls of one task."""
 
     def __init__(self) -> None:
-        super().__init__(name="blocking-face", daemon=True)
+        super().__init__(name="sync-api", daemon=True)
         self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.start()
 
@@ -75,7 +75,7 @@ async def in_thread(call: Callable[[], Any]) -> Any:
 
 
 class Blocking:
-    """A blocking object; what its asyncio twin has as `async def` is awaited."""
+    """A blocking object; what its asyncio counterpart has as `async def` is awaited."""
 
     def __init__(self, it: Any) -> None:
         object.__setattr__(self, "it", it)
@@ -87,8 +87,8 @@ class Blocking:
         value = getattr(self.it, name)
         if not callable(value) or isinstance(value, type):
             return wrap(value)
-        twin = getattr(type(getattr(self.it, "_core", None)), name, None)
-        if inspect.iscoroutinefunction(twin):
+        counterpart = getattr(type(getattr(self.it, "_core", None)), name, None)
+        if inspect.iscoroutinefunction(counterpart):
 
             async def call(*args: Any, **named: Any) -> Any:
                 return wrap(await in_thread(lambda: value(*unwrap(args), **unwrap(named))))
@@ -134,12 +134,12 @@ class Blocking:
 
 
 def core(it: Any) -> Any:
-    """The asyncio object inside, for a test that has to look below a face."""
+    """The asyncio object inside, for a test that has to look below an API."""
     return it.it._core if isinstance(it, Blocking) else it
 
 
 def wrap(value: Any) -> Any:
-    """Dress what comes out of the blocking face, if it belongs to it."""
+    """Dress what comes out of the sync API, if it belongs to it."""
     if isinstance(value, list):
         return [wrap(item) for item in value] if any(_belongs(item) for item in value) else value
     return Blocking(value) if _belongs(value) else value

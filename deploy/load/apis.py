@@ -1,9 +1,9 @@
-"""What a store costs that both faces share: connections, us of a write and of a hot read, writes of 50 tasks, stalls.
+"""What a store costs that both APIs share: connections, us of a write and of a hot read, writes of 50 tasks, stalls.
 
-    python deploy/load/faces.py [--url redis://...] [--rounds 5]
+    python deploy/load/apis.py [--url redis://...] [--rounds 5]
 
-A store that is used by one face only is opened beside it, in turn, on the same server. `pool`: the blocking face called
-by tasks through a pool of 8 threads, which is what code does that has no other face.
+A store that is used by one API only is opened beside it, in turn, on the same server. `pool`: the sync API called
+by tasks through a pool of 8 threads, which is what code does that has no other API.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ async def many(write: Callable[[int, int], Any]) -> tuple[float, float]:
 
 
 async def by_tasks(store: AsyncStateStore, name: str, figures: Figures) -> None:
-    """The asyncio face."""
+    """The asyncio API."""
     sessions = [store.session(f"s{each}") for each in range(TASKS)]
     for session in sessions:
         await session.set("n", 0)
@@ -73,7 +73,7 @@ async def by_tasks(store: AsyncStateStore, name: str, figures: Figures) -> None:
 
 
 def by_blocking_code(store: StateStore, name: str, figures: Figures) -> None:
-    """The blocking face."""
+    """The sync API."""
     session = store.session("s0")
     session.set("n", 0)
     began = time.perf_counter()
@@ -91,7 +91,7 @@ def by_blocking_code(store: StateStore, name: str, figures: Figures) -> None:
 
 def settings() -> dict[str, str]:
     """A namespace and an archive of its own for each store."""
-    return {"archive": "memory", "namespace": f"faces{uuid.uuid4().hex[:8]}"}
+    return {"archive": "memory", "namespace": f"apis{uuid.uuid4().hex[:8]}"}
 
 
 async def measure(url: str, rounds: int) -> Figures:

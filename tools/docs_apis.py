@@ -28,12 +28,12 @@ OPENING, CLOSING = {"(", "[", "{"}, {")", "]", "}"}
 Edit = tuple[tuple[int, int], tuple[int, int], str]  # from, to (row and column), and what stands there instead
 
 
-class OnOneFace(ValueError):
+class OnOneApi(ValueError):
     """An example that has no blocking text; it is for asyncio alone, or needs to be written otherwise."""
 
 
 def in_blocking_words(text: str) -> str:
-    """The same program without asyncio; OnOneFace if there is none."""
+    """The same program without asyncio; OnOneApi if there is none."""
     tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
     code = [token for token in tokens if token.type not in LAYOUT]
     edits = [edit for at in range(len(code)) for edit in _edits(code, at)]
@@ -45,9 +45,9 @@ def in_blocking_words(text: str) -> str:
     names = {t.string for t in tokenize.generate_tokens(io.StringIO(found).readline) if t.type == tokenize.NAME}
     left = {"asyncio", "async", "await"} & names
     if left:
-        raise OnOneFace(f"it has no blocking text: {', '.join(sorted(left))} would be left in it")
+        raise OnOneApi(f"it has no blocking text: {', '.join(sorted(left))} would be left in it")
     if found == text:
-        raise OnOneFace("it is the same on both faces, so it is no block for both")
+        raise OnOneApi("it is the same on both APIs, so it is no block for both")
     return found
 
 
@@ -100,7 +100,7 @@ def _closing(code: list[TokenInfo], at: int) -> int:
         depth += (code[place].string in OPENING) - (code[place].string in CLOSING)
         if depth == 0:
             return place
-    raise OnOneFace("a bracket is not closed")
+    raise OnOneApi("a bracket is not closed")
 
 
 def _name(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Two faces, one API: the same names, parameters and docstrings on both."""
+"""The sync and the asyncio API: the same names, parameters and docstrings on both."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ pytestmark = pytest.mark.unit
 
 
 def pair(entry: str, file: generate_blocking.File) -> tuple[type, type]:
-    """A class of the blocking face and its twin."""
-    module, name, face = generate_blocking.classes_of(entry)
+    """A class of the sync API and its asyncio counterpart."""
+    module, name, sync_name = generate_blocking.classes_of(entry)
     ours = importlib.import_module(f"{generate_blocking.PACKAGE}.{file.module}")
-    return getattr(ours, face), getattr(importlib.import_module(module), name)
+    return getattr(ours, sync_name), getattr(importlib.import_module(module), name)
 
 
 COUNTERPARTS = generate_blocking.rules().counterparts
@@ -35,8 +35,10 @@ PAIRS = [
     for entry in file.classes
     if generate_blocking.classes_of(entry)[1] not in APART
 ]
-INNER = {twin: generate_blocking.INNER.get(twin.__name__, set()) | {"wrap"} for _, twin in PAIRS}
-pairs = pytest.mark.parametrize(("face", "twin"), PAIRS, ids=[face.__name__ for face, _ in PAIRS])
+INNER = {async_class: generate_blocking.INNER.get(async_class.__name__, set()) | {"wrap"} for _, async_class in PAIRS}
+pairs = pytest.mark.parametrize(
+    ("sync_class", "async_class"), PAIRS, ids=[sync_class.__name__ for sync_class, _ in PAIRS]
+)
 
 
 def public(kind: type) -> set[str]:
@@ -49,23 +51,28 @@ def methods(kind: type) -> dict[str, Callable[..., Any]]:
 
 
 def blocking(text: str) -> str:
-    """How a type of the asyncio face reads on the blocking one."""
+    """How a type of the asyncio API reads on the blocking one."""
     text = re.sub(r"\bAsync\w+", lambda match: COUNTERPARTS.get(match[0], match[0]), text)
     return text.replace(" | Awaitable[T]", "").replace(" | Awaitable[Mapping[str, Any]]", "")
 
 
 @pairs
-def test_they_offer_the_same_methods(face: type, twin: type) -> None:
-    assert methods(face).keys() == methods(twin).keys()
-    assert methods(face) or face.__name__ in ("TransactionBody", "RemoteTransactionBody", "RemoteTurnBody", "Edit")
-    assert hasattr(face, "__enter__") == hasattr(twin, "__aenter__")
-    assert hasattr(face, "__exit__") == hasattr(twin, "__aexit__")
+def test_they_offer_the_same_methods(sync_class: type, async_class: type) -> None:
+    assert methods(sync_class).keys() == methods(async_class).keys()
+    assert methods(sync_class) or sync_class.__name__ in (
+        "TransactionBody",
+        "RemoteTransactionBody",
+        "RemoteTurnBody",
+        "Edit",
+    )
+    assert hasattr(sync_class, "__enter__") == hasattr(async_class, "__aenter__")
+    assert hasattr(sync_class, "__exit__") == hasattr(async_class, "__aexit__")
 
 
 @pairs
-def test_they_take_the_same_parameters(face: type, twin: type) -> None:
-    for name, method in methods(face).items():
-        ours, theirs = inspect.signature(method), inspect.signature(methods(twin)[name])
+def test_they_take_the_same_parameters(sync_class: type, async_class: type) -> None:
+    for name, method in methods(sync_class).items():
+        ours, theirs = inspect.signature(method), inspect.signature(methods(async_class)[name])
         assert list(ours.parameters) == list(theirs.parameters), name
         for one, other in zip(ours.parameters.values(), theirs.parameters.values(), strict=True):
             assert (one.kind, one.default) == (other.kind, other.default), f"{name}({one.name})"
@@ -74,40 +81,46 @@ def test_they_take_the_same_parameters(face: type, twin: type) -> None:
 
 
 @pairs
-def test_they_say_the_same(face: type, twin: type) -> None:
-    """But for examples, which are in the words of their face."""
-    for name, method in methods(face).items():
+def test_they_say_the_same(sync_class: type, async_class: type) -> None:
+    """But for examples, which are in the words of their API."""
+    for name, method in methods(sync_class).items():
         assert method.__doc__, f"{name} has no docstring"
-        assert method.__doc__ == in_blocking_words(methods(twin)[name].__doc__ or "", COUNTERPARTS), name
+        assert method.__doc__ == in_blocking_words(methods(async_class)[name].__doc__ or "", COUNTERPARTS), name
 
 
 @pairs
-def test_the_blocking_face_does_not_speak_of_the_other(face: type, twin: type) -> None:
-    for method in methods(face).values():
+def test_the_sync_api_does_not_speak_of_the_other(sync_class: type, async_class: type) -> None:
+    for method in methods(sync_class).values():
         assert "async with" not in (method.__doc__ or "")
         assert "await" not in (method.__doc__ or "")
         assert "Async" not in (method.__doc__ or "")
 
 
 @pairs
-def test_what_blocks_here_is_awaited_there(face: type, twin: type) -> None:
-    """No coroutine leaks out of the blocking face, and only what does no I/O is plain on the other."""
+def test_what_blocks_here_is_awaited_there(sync_class: type, async_class: type) -> None:
+    """No coroutine leaks out of the sync API, and only what does no I/O is plain on the other."""
     plain = {"session", "user", "app", "task", "batch", "transaction", "lock", "on", "open", "turn", "edit"}
     plain |= {"items", "put_item", "delete_item"}
     plain |= {"acting_as", "durable", "invalidate", "events", "announce"}
-    if twin is AsyncTurn:
-        plain = methods(twin).keys() - {"messages", "window", "call", "load_state", "save_state"}  # a view in memory
-    for name, method in methods(twin).items():
+    if async_class is AsyncTurn:
+        plain = methods(async_class).keys() - {
+            "messages",
+            "window",
+            "call",
+            "load_state",
+            "save_state",
+        }  # a view in memory
+    for name, method in methods(async_class).items():
         assert inspect.iscoroutinefunction(method) == (name not in plain), name
-        assert not inspect.iscoroutinefunction(methods(face)[name])
+        assert not inspect.iscoroutinefunction(methods(sync_class)[name])
 
 
 @pairs
-def test_the_blocking_face_holds_no_logic(face: type, twin: type) -> None:
+def test_the_sync_api_holds_no_logic(sync_class: type, async_class: type) -> None:
     """One line a method, but for the shortcut of a hot read, and `on`, which has to say that blocking code calls."""
     longer = {"get": 2, "open": 6, "acquire": 2, "on": 3}
-    for name, method in methods(face).items():
-        if hasattr(MutableMapping, name) and name not in vars(face):
+    for name, method in methods(sync_class).items():
+        if hasattr(MutableMapping, name) and name not in vars(sync_class):
             continue
         source = textwrap.dedent(inspect.getsource(getattr(method, "__func__", method)))
         function = ast.parse(source).body[0]
@@ -116,13 +129,13 @@ def test_the_blocking_face_holds_no_logic(face: type, twin: type) -> None:
 
 
 @pairs
-def test_properties_exist_on_both(face: type, twin: type) -> None:
-    for name in public(face):
-        if isinstance(inspect.getattr_static(face, name), property):
-            words = inspect.getsource(twin) if not hasattr(twin, name) else ""
-            ours = [base for base in twin.__mro__[1:] if base.__module__.startswith("distributed_state")]
+def test_properties_exist_on_both(sync_class: type, async_class: type) -> None:
+    for name in public(sync_class):
+        if isinstance(inspect.getattr_static(sync_class, name), property):
+            words = inspect.getsource(async_class) if not hasattr(async_class, name) else ""
+            ours = [base for base in async_class.__mro__[1:] if base.__module__.startswith("distributed_state")]
             inherited = "".join(inspect.getsource(base) for base in ours)
-            assert hasattr(twin, name) or re.search(rf"self\.(\w+, self\.)*{name}\b", words + inherited), name
+            assert hasattr(async_class, name) or re.search(rf"self\.(\w+, self\.)*{name}\b", words + inherited), name
 
 
 def shape(text: str) -> list[str]:
@@ -163,12 +176,12 @@ def test_a_changed_file_is_shown_and_told(monkeypatch: pytest.MonkeyPatch, capsy
         ("AsyncTransaction, AsyncOther, `async` code", "TransactionBody, AsyncOther, `async` code"),
     ],
 )
-def test_examples_are_in_the_words_of_their_face(said: str, expected: str) -> None:
+def test_examples_are_in_the_words_of_their_api(said: str, expected: str) -> None:
     assert in_blocking_words(said, COUNTERPARTS) == expected
 
 
 def test_what_the_generator_cannot_tell_is_an_error(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    """A sentence that is to be replaced and is not there any more must not leave the other face's in its place."""
+    """A sentence that is to be replaced and is not there any more must not leave the other API's in its place."""
     monkeypatch.setattr(generate_blocking, "PHRASES", {"AsyncLease": (("what nobody says", ""),)})
     monkeypatch.setattr(generate_blocking, "formatted", lambda text, path: text)  # no process
     assert generate_blocking.main(["--check"]) == 2
