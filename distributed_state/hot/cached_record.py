@@ -18,7 +18,7 @@ from distributed_state.errors import CorruptState
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
 from distributed_state.values.journal import Operation, fold
-from distributed_state.values.levels import UNHEARD
+from distributed_state.values.levels import UNSUBSCRIBED
 from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TIMED, Expiry, is_state
 
 # Accessed by index, which makes a separate function object: setting argtypes of the shared attribute would affect
@@ -82,7 +82,7 @@ class CachedRecord:
         self.messages = messages
         self.values: dict[str, Any] = {}
         self.used = False
-        self.freshness = UNHEARD
+        self.freshness = UNSUBSCRIBED
         self.fields_size = _size(fields, fields) if fields_size < 0 else fields_size
         self.size = self.fields_size + _ENTRY
         if messages:

@@ -125,17 +125,17 @@ def _answer(found: Any) -> HttpAnswer:
     return HttpAnswer(found.status_code, {name.lower(): value for name, value in found.headers.items()}, found.content)
 
 
-_Heard = str | HttpAnswer | Unanswered | None
+_Received = str | HttpAnswer | Unanswered | None
 
 
 def _over() -> Unanswered:
     return Unanswered("the stream is over", sent=True)
 
 
-def _said(heard: _Heard) -> str | HttpAnswer | None:
-    if isinstance(heard, Unanswered):
-        raise heard
-    return heard
+def _unwrap(received: _Received) -> str | HttpAnswer | None:
+    if isinstance(received, Unanswered):
+        raise received
+    return received
 
 
 class _Splitter:
@@ -215,18 +215,18 @@ class _AsyncLines:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self._heard = asyncio.Queue[_Heard](_AHEAD)
+        self._received = asyncio.Queue[_Received](_AHEAD)
         self._reader = asyncio.get_running_loop().create_task(self._read())
 
     async def _read(self) -> None:
-        end: _Heard = _over()
+        end: _Received = _over()
         try:
             async with self._stream as response:
                 if response.status_code == 200:
                     splitter = _Splitter()
                     async for data in response.aiter_bytes():
                         for line in splitter.lines(data):
-                            await self._heard.put(line)
+                            await self._received.put(line)
                     end = None
                 else:
                     await response.aread()
@@ -235,13 +235,13 @@ class _AsyncLines:
             end = _unanswered(error)
         finally:
             with suppress(asyncio.QueueFull):  # then no caller waits for it
-                self._heard.put_nowait(end)
+                self._received.put_nowait(end)
 
     async def line(self, timeout: float) -> str | HttpAnswer | None:
-        if self._heard.empty() and self._reader.done():
+        if self._received.empty() and self._reader.done():
             raise _over()
         async with asyncio.timeout(timeout):
-            return _said(await self._heard.get())
+            return _unwrap(await self._received.get())
 
     async def close(self) -> None:
         self._reader.cancel()
@@ -312,14 +312,14 @@ class _BlockingLines:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        self._heard = queue.Queue[_Heard](_AHEAD)
+        self._received = queue.Queue[_Received](_AHEAD)
         self._socket: Any = None
         self._closed = False
         self._reader = threading.Thread(target=self._read, name="distributed-state-remote-lines", daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
-        end: _Heard = _over()
+        end: _Received = _over()
         try:
             with self._stream as response:
                 self._socket = response.extensions["network_stream"].get_extra_info("socket")
@@ -332,7 +332,7 @@ class _BlockingLines:
             end = _unanswered(error)
         finally:
             with suppress(queue.Full):  # then no caller waits for it
-                self._heard.put_nowait(end)
+                self._received.put_nowait(end)
 
     def _pass_on(self, response: Any) -> bool:
         """Pass on the lines; return False if closed meanwhile."""
@@ -341,14 +341,14 @@ class _BlockingLines:
             for line in splitter.lines(data):
                 if self._closed:
                     return False
-                self._heard.put(line)
+                self._received.put(line)
         return True
 
     async def line(self, timeout: float) -> str | HttpAnswer | None:
-        if self._heard.empty() and not self._reader.is_alive():  # after fork() it does not run in the child
+        if self._received.empty() and not self._reader.is_alive():  # after fork() it does not run in the child
             raise _over()
         try:
-            return _said(self._heard.get(timeout=timeout))
+            return _unwrap(self._received.get(timeout=timeout))
         except queue.Empty:
             raise TimeoutError from None
 
@@ -359,5 +359,5 @@ class _BlockingLines:
                 # As a plain socket: unwrapping TLS would disturb the thread that reads.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
             with suppress(queue.Empty):
-                self._heard.get_nowait()  # the reader may wait for room
+                self._received.get_nowait()  # the reader may wait for room
             self._reader.join(_CONNECT)

@@ -356,7 +356,7 @@ def replicas_behind_sentinels(
     Sentinels that know only of an older failover are ignored. Raises WarmUnavailable if the others name another
     primary, because the promoted server is then missing from their lists. Raises the last error if none answers.
     """
-    heard: dict[str, tuple[int, str, list[Any]]] = {}
+    answers: dict[str, tuple[int, str, list[Any]]] = {}
     last: StateError | None = None
     named = service.encode()
     words = [(b"SENTINEL", word, named) for word in (b"MASTER", b"GET-MASTER-ADDR-BY-NAME", b"REPLICAS")]
@@ -366,13 +366,13 @@ def replicas_behind_sentinels(
         except StateError as error:
             last = error
         else:
-            heard[seed] = (int(_pairs(said)[b"config-epoch"]), node_name(host.decode(), int(port)), listed)
-    if not heard:
+            answers[seed] = (int(_pairs(said)[b"config-epoch"]), node_name(host.decode(), int(port)), listed)
+    if not answers:
         assert last is not None, "a URL of Sentinels names one"
         raise last
-    newest = max(epoch for epoch, _, _ in heard.values())
+    newest = max(epoch for epoch, _, _ in answers.values())
     promotable, others = set[str](), set[str]()
-    for epoch, named_primary, listed in heard.values():
+    for epoch, named_primary, listed in answers.values():
         if epoch == newest and named_primary != primary:
             raise WarmUnavailable(f"{primary} is no longer the primary: Sentinels name {named_primary}")
         for each in map(_pairs, listed) if epoch == newest else ():
@@ -417,17 +417,17 @@ def ask_sentinel(node: str, service: str, ask: Callable[..., list[Any]]) -> Sent
 class SentinelWatch:
     """Threads that listen to Sentinels while they are needed.
 
-    `connect` makes a connection to one of them, with a timeout of a second for each answer. The threads call `heard`
+    `connect` makes a connection to one of them, with a timeout of a second for each answer. The threads call `changed`
     whenever the service may have another primary.
     """
 
     def __init__(
-        self, seeds: Sequence[str], service: str, connect: Callable[[str], Socket], heard: Callable[[], None]
+        self, seeds: Sequence[str], service: str, connect: Callable[[str], Socket], changed: Callable[[], None]
     ) -> None:
         self._seeds = seeds
         self._service = service.encode()
         self._connect = connect
-        self._heard = heard
+        self._changed = changed
         self._mutex = threading.Lock()
         self._listeners: list[_Listener] = []
 
@@ -457,7 +457,7 @@ class SentinelWatch:
 
     def _look(self) -> None:
         try:
-            self._heard()
+            self._changed()
         except StateError as error:
             log.warning("the Sentinels cannot be asked: %s", error)
 

@@ -59,7 +59,7 @@ class AsyncRemoteEvents:
         self._lines: HttpLines | None = None
         self._joined = False
         self._closed = False
-        self._heard: dict[str, str] = {}
+        self._fields: dict[str, str] = {}
         self._failing: float | None = None  # the time since which all attempts to connect failed
 
     @property
@@ -94,19 +94,19 @@ class AsyncRemoteEvents:
             headers = {"Last-Event-ID": self._position} if self._position else {}
             self._lines = http.lines(self._path, headers | _EVENT_STREAM, _SILENT)
         try:
-            heard = await self._lines.line(seconds)
+            line = await self._lines.line(seconds)
         except TimeoutError:
             return None
         except Unanswered as error:
             await self._broken(Unavailable(f"the service did not answer: {error}"))
             return None
-        if isinstance(heard, HttpAnswer):
-            await self._broken(refusal(heard), again=heard.status in LATER)
+        if isinstance(line, HttpAnswer):
+            await self._broken(refusal(line), again=line.status in LATER)
             return None
         self._failing = None
-        if heard is None:
+        if line is None:
             await self._pause()
-        return heard
+        return line
 
     async def _broken(self, error: StateError, *, again: bool = True) -> None:
         """Reconnect after a pause, unless attempts have failed for too long or cannot succeed."""
@@ -124,16 +124,16 @@ class AsyncRemoteEvents:
     def _taken(self, line: str) -> Event | None:
         name, _, text = line.partition(":")
         if line:
-            self._heard[name] = text.removeprefix(" ")
+            self._fields[name] = text.removeprefix(" ")
             return None
         self._joined = True
-        heard, self._heard = self._heard, {}
-        found = values.event(json.loads(heard["data"])) if "data" in heard else None
-        self._position = heard.get("id", self._position)
+        fields, self._fields = self._fields, {}
+        found = values.event(json.loads(fields["data"])) if "data" in fields else None
+        self._position = fields.get("id", self._position)
         return found
 
     async def _leave(self) -> None:
-        lines, self._lines, self._heard = self._lines, None, {}
+        lines, self._lines, self._fields = self._lines, None, {}
         if lines is not None:
             await lines.close()
 

@@ -104,19 +104,19 @@ async def _cluster(port: Port, primaries: Mapping[str, Info]) -> list[Finding]:
 async def _sentinels(port: Port) -> list[Finding]:
     """Whether the sentinels are reachable, agree, and are enough to elect another primary."""
     every = await port.thread(port.sentinels)
-    heard = [each for each in every if not each.problem]
+    answering = [each for each in every if not each.problem]
     if not every:
         return []
     silent = "; ".join(f"{each.node}: {each.problem}" for each in every if each.problem)
-    findings = [Finding("sentinels", not silent, f"{len(heard)} of {len(every)} answer", f"start them: {silent}")]
-    if not heard:
+    findings = [Finding("sentinels", not silent, f"{len(answering)} of {len(every)} answer", f"start them: {silent}")]
+    if not answering:
         return findings
-    named = sorted({(each.epoch, each.primary) for each in heard}, reverse=True)
+    named = sorted({(each.epoch, each.primary) for each in answering}, reverse=True)
     shown = ", ".join(f"{primary} (config epoch {epoch})" for epoch, primary in named)
     advice = "the one with the highest epoch is used; if this lasts, run SENTINEL RESET on the others"
     findings.append(Finding("sentinels' primary", len(named) == 1, shown, advice))
-    quorums = ", ".join(sorted({str(each.quorum) for each in heard}))
-    refused = next((each.no_failover for each in heard if each.no_failover), "")
+    quorums = ", ".join(sorted({str(each.quorum) for each in answering}))
+    refused = next((each.no_failover for each in answering if each.no_failover), "")
     found = f"{quorums} must agree that the primary is down; " + (refused or "a failover can be started")
     advice = "start more Sentinels: if the primary is lost, it is not replaced"
     findings.append(Finding("quorum", not refused, found, advice))

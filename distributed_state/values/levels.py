@@ -80,5 +80,5 @@ class Freshness:
         self.good_until = -1.0
 
 
-UNHEARD = Freshness(-1)  # of records read without a subscription
-UNHEARD.end()
+UNSUBSCRIBED = Freshness(-1)  # of records read without a subscription
+UNSUBSCRIBED.end()

@@ -68,10 +68,10 @@ class PartitionAssignment:
         # A waiting member renews its membership when hardly two looks are left before it ends: one may fail.
         if not waits or free or self._rounds.due(self._joined_until - 2 * self._seconds / 3 * pauses):
             asked = self.mine or free[:1]
-            kept, members, unheard = await self._ask(asked, int(self._ttl_ms * pauses))
+            kept, members, unanswered = await self._ask(asked, int(self._ttl_ms * pauses))
             # A claim without a reply may have been renewed, so others cannot take it: it counts as held until it ends.
-            if unheard and self.mine and now + self._seconds / 2 < self.ends:
-                kept, ends = kept + unheard, self.ends
+            if unanswered and self.mine and now + self._seconds / 2 < self.ends:
+                kept, ends = kept + unanswered, self.ends
             self._joined_until = now + self._seconds * pauses
             share, most = self._share(members, pauses) if members else (len(kept), 0)
             if not (waits and self._waits):
@@ -106,12 +106,14 @@ class PartitionAssignment:
         joining: Call = JOIN, [self._team], [self.member, ttl_ms]
         *claims, joined = await self._port.scripts([*self._claims(partitions, self._ttl_ms), joining])
         kept = self._ours(partitions, claims)
-        unheard = [each for each, answer in zip(partitions, claims, strict=True) if isinstance(answer, WarmUnavailable)]
+        unanswered = [
+            each for each, answer in zip(partitions, claims, strict=True) if isinstance(answer, WarmUnavailable)
+        ]
         if not isinstance(joined, StateError):
-            return kept, int(joined[1]), unheard
+            return kept, int(joined[1]), unanswered
         if not kept or not isinstance(joined, WarmUnavailable):
             raise joined
-        return kept, 0, unheard
+        return kept, 0, unanswered
 
     async def _take(self, partitions: list[int], wanted: int) -> list[int]:
         """Take `wanted` of these partitions if they are unclaimed; return those taken."""

@@ -48,7 +48,7 @@ def test_each_replica_sees_all_the_killed_one_too(tmp_path: Path) -> None:
     }
     lives = {each["name"]: (each["lives"], len(set(each["pids"])), each["exit_code"]) for each in report["replicas"]}
     assert lives == {"ada": (1, 1, 0), "ben": (1, 1, 0), "cleo": (2, 2, 0)}
-    assert {each["heard"] for each in report["replicas"]} == {len(report["events"])}
+    assert {each["received"] for each in report["replicas"]} == {len(report["events"])}
     assert [each["missed"] >= 5 for each in report["replicas"]] == [False, False, True]
     assert not [pid for each in report["replicas"] for pid in each["pids"] if psutil.pid_exists(pid)]
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]

@@ -15,7 +15,7 @@ from distributed_state import Event, InvalidValue
 from distributed_state.events.config import digest
 from distributed_state.programs.demo import replica
 from distributed_state.programs.demo.lifecycle import AGAIN, AWAY, TOGETHER, Plan, Report, Screen, Shown
-from distributed_state.programs.demo.replica import Account, Called, Heard, account, differences
+from distributed_state.programs.demo.replica import Account, Called, Received, account, differences
 
 pytestmark = pytest.mark.unit
 
@@ -46,8 +46,8 @@ HOOKS = (
     Called("on_config_update", {"model": "large"}, {}),
     Called("on_event", {"type": "replica.lost", "id": "r.7.0"}, {}),
 )
-HEARD = tuple(Heard(each.id, each.type, each.subject) for each in STREAM)
-BEN = Account("ben", HEARD, HOOKS, ("small", "large"))
+RECEIVED = tuple(Received(each.id, each.type, each.subject) for each in STREAM)
+BEN = Account("ben", RECEIVED, HOOKS, ("small", "large"))
 ADA = replace(
     BEN, name="ada", called=(*HOOKS[:4], replace(HOOKS[4], found=HOOKS[4].found | {"there": True}), *HOOKS[5:])
 )
@@ -61,28 +61,28 @@ def test_what_is_as_it_should_be_differs_in_nothing() -> None:
     assert found() == []
 
 
-@pytest.mark.parametrize("at", range(len(HEARD)))
+@pytest.mark.parametrize("at", range(len(RECEIVED)))
 def test_an_event_that_one_replica_missed_is_named(at: int) -> None:
-    (text,) = found(replace(BEN, heard=HEARD[:at] + HEARD[at + 1 :]))
+    (text,) = found(replace(BEN, received=RECEIVED[:at] + RECEIVED[at + 1 :]))
     assert text == f"ben: missed: {STREAM[at].type} of {STREAM[at].subject}"
 
 
-@pytest.mark.parametrize("at", range(len(HEARD)))
-def test_an_event_heard_twice_is_named(at: int) -> None:
-    (text,) = found(replace(BEN, heard=(*HEARD, HEARD[at])))
-    assert text == f"ben: heard 2 times: {STREAM[at].type} of {STREAM[at].subject}"
+@pytest.mark.parametrize("at", range(len(RECEIVED)))
+def test_an_event_received_twice_is_named(at: int) -> None:
+    (text,) = found(replace(BEN, received=(*RECEIVED, RECEIVED[at])))
+    assert text == f"ben: received 2 times: {STREAM[at].type} of {STREAM[at].subject}"
 
 
 def test_order_counts_within_a_conversation_only() -> None:
-    assert found(replace(BEN, heard=(HEARD[1], HEARD[0], *HEARD[2:]))) == []
-    assert found(replace(BEN, heard=(*HEARD[:3], HEARD[4], HEARD[3], *HEARD[5:]))) == [
+    assert found(replace(BEN, received=(RECEIVED[1], RECEIVED[0], *RECEIVED[2:]))) == []
+    assert found(replace(BEN, received=(*RECEIVED[:3], RECEIVED[4], RECEIVED[3], *RECEIVED[5:]))) == [
         "ben: events of session:a came in another order"
     ]
 
 
 def test_an_event_that_was_never_told_is_named() -> None:
-    stray = Heard("r.9.0", "conversation.deleted", "session:b")
-    assert found(replace(BEN, heard=(*HEARD, stray))) == [
+    stray = Received("r.9.0", "conversation.deleted", "session:b")
+    assert found(replace(BEN, received=(*RECEIVED, stray))) == [
         "ben: received an event that is not in the stream: conversation.deleted of session:b"
     ]
 
@@ -137,7 +137,7 @@ def test_a_notebook_tells_where_to_go_on_whatever_was_cut_off(tmp_path: Path) ->
     lines = replica.read(file)
     assert replica.position(lines[:3]) == "1=e@1"
     seen = account("ben", lines)
-    assert (seen.heard, seen.models, seen.lives) == ((Heard("r.1.0", "t", "s"),), ("small", "large", "large"), 2)
+    assert (seen.received, seen.models, seen.lives) == ((Received("r.1.0", "t", "s"),), ("small", "large", "large"), 2)
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
@@ -149,7 +149,7 @@ def test_it_fits_the_terminal_and_says_what_differs(width: int) -> None:
     for number, step in enumerate((*TOGETHER, *AWAY, *AGAIN), 1):
         screen.step(number, step.who, step.words, step.code)
     hooks = [{"hook": each.hook, "given": each.given, "found": each.found} for each in HOOKS]
-    screen.heard({"ada": hooks, "ben": hooks[:2], "cleo": None})
+    screen.received({"ada": hooks, "ben": hooks[:2], "cleo": None})
     screen.caught_up("cleo", 5, "large", hooks)
     report = Report("n", [], [{}] * 7, [Shown("ada", 1, [1], 7, 0, 7, 0), Shown("cleo", 2, [3], 6, 5, 7, -9)], 9.0, [])
     screen.close(report)

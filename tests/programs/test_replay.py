@@ -20,8 +20,8 @@ from rich.console import Console
 from distributed_state import InvalidValue, StateError, StateStore
 from distributed_state.programs.replay.coordinator import (
     BEFORE,
-    HEARD,
-    UNHEARD,
+    COMMITTED,
+    REPLY_LOST,
     Ack,
     Conversation,
     Coordinator,
@@ -64,11 +64,13 @@ def test_nothing_acknowledged_is_lost_when_workers_are_killed(tmp_path: Path) ->
     assert report["kills"] >= 2
     assert report["workers"] >= 4, "every killed worker was replaced"
     assert sum(report["struck"].values()) == report["kills"]
-    assert sum(report["struck"].get(where, 0) for where in (BEFORE, UNHEARD, HEARD)) >= 2, "in the middle of turns"
+    assert sum(report["struck"].get(where, 0) for where in (BEFORE, REPLY_LOST, COMMITTED)) >= 2, (
+        "in the middle of turns"
+    )
     assert set(report["latencies"]) == {"begin", "read", "commit", "turn"}
     acks = [json.loads(line) for line in (tmp_path / "acknowledged.jsonl").read_text().splitlines()]
     assert len({(ack["conversation"], ack["turn"]) for ack in acks}) == len(acks)
-    assert report["turns"] - len(acks) == report["struck"].get(UNHEARD, 0)
+    assert report["turns"] - len(acks) == report["struck"].get(REPLY_LOST, 0)
     assert not [p for p in psutil.process_iter(["cmdline"]) if str(tmp_path) in " ".join(p.info["cmdline"] or [])]
 
 
@@ -249,4 +251,4 @@ def test_many_kills(redis_url: str, archive_url: str, namespace: str) -> None:
     plan = Plan(conversations, url=redis_url, archive=archive_url, namespace=namespace, workers=6, kills=60)
     report = replay(plan, QUIET)
     assert report.differences == []
-    assert all(report.struck.get(where, 0) for where in (BEFORE, UNHEARD, HEARD)), report.struck
+    assert all(report.struck.get(where, 0) for where in (BEFORE, REPLY_LOST, COMMITTED)), report.struck

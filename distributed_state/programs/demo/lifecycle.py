@@ -57,8 +57,8 @@ def lifecycle(plan: Plan, screen: Screen) -> Report:
         show = Show(them, screen, plan)
         show.run()
         with screen.waiting("comparing what each replica received with the stream and with SQL"):
-            heard = {each.id for each in store.admin.audit(after="oldest", limit=_MOST)}
-            them.until(lambda: all(heard <= _ids(each) for each in them), plan.wait)
+            received = {each.id for each in store.admin.audit(after="oldest", limit=_MOST)}
+            them.until(lambda: all(received <= _ids(each) for each in them), plan.wait)
             them.end()
             audited = store.admin.audit(after="oldest", limit=_MOST)
             stream = _stream(store, {each.id for each in audited}, plan.wait)
@@ -74,7 +74,7 @@ def lifecycle(plan: Plan, screen: Screen) -> Report:
                     name=each.name,
                     lives=account.lives,
                     pids=[start["pid"] for start in each.of(START)],
-                    heard=len(account.heard),
+                    received=len(account.received),
                     missed=len(show.missed) if each.name == VICTIM else 0,
                     hooks=len(account.called),
                     exit_code=each.exit_code,
@@ -111,7 +111,7 @@ class Shown:
     name: str
     lives: int
     pids: list[int]
-    heard: int
+    received: int
     missed: int
     hooks: int
     exit_code: int | None
@@ -217,7 +217,7 @@ class Show:
             late = " and ".join(each.name for each in living if not has(each))
             self.differences.append(f"step {len(self.steps)}: {late} did not receive it within {self.plan.wait:g} s")
         if hook:
-            self.screen.heard({each.name: new(each) if each.name in marks else None for each in self.fleet})
+            self.screen.received({each.name: new(each) if each.name in marks else None for each in self.fleet})
         self._rest()
 
     def _rest(self) -> None:
@@ -490,7 +490,7 @@ class Screen:
         else:
             self._print(line, Padding(shown, (0, 0, 0, _INDENT)))
 
-    def heard(self, hooks: Mapping[str, Sequence[dict[str, Any]] | None]) -> None:
+    def received(self, hooks: Mapping[str, Sequence[dict[str, Any]] | None]) -> None:
         """Show the hooks that ran on each replica; None for one that is dead."""
         dead = [Text("(dead)", "dim")]
         self._print(self._columns({n: dead if ran is None else self._lines(n, ran) for n, ran in hooks.items()}))
@@ -511,10 +511,10 @@ class Screen:
         for column in table.columns[1:]:
             column.justify = "right"
         for each in report.replicas:
-            heard = f"{each.heard} of {len(report.events)}"
+            received = f"{each.received} of {len(report.events)}"
             ended = "cleanly" if each.exit_code == 0 else f"with {each.exit_code}"
             name = Text(each.name, self._colours[each.name])
-            table.add_row(name, str(each.lives), heard, str(each.missed), str(each.hooks), ended)
+            table.add_row(name, str(each.lives), received, str(each.missed), str(each.hooks), ended)
         self._print(Text(""), Rule(Text("Events by replica", "bold"), style="dim", align="left"), table, Text(""))
         for text in report.differences:
             self._print(Text(text, "red"))
@@ -523,8 +523,8 @@ class Screen:
         if count:
             self._print(Text(f"NOT VERIFIED in {took}: {count} difference{'s' if count > 1 else ''}", "bold red"))
         else:
-            heard = f"each replica received all {len(report.events)} events once, those of a conversation in order"
-            words = f"VERIFIED in {took}: {heard}, ran its hooks in that order too, and SQL holds the same events."
+            received = f"each replica received all {len(report.events)} events once, those of a conversation in order"
+            words = f"VERIFIED in {took}: {received}, ran its hooks in that order too, and SQL holds the same events."
             self._print(Text(words, "bold green"))
 
     def _lines(self, name: str, hooks: Iterable[dict[str, Any]]) -> list[Text]:

@@ -41,7 +41,7 @@ HOOK = "hook"
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Received:
     """An event that a replica received."""
 
     id: str
@@ -63,7 +63,7 @@ class Account:
     """The whole log of one replica, over its restarts. `models` are the values of its config, in order."""
 
     name: str
-    heard: tuple[Heard, ...] = ()
+    received: tuple[Received, ...] = ()
     called: tuple[Called, ...] = ()
     models: tuple[str, ...] = ()
     lives: int = 1
@@ -71,7 +71,7 @@ class Account:
 
 def account(name: str, lines: Iterable[dict[str, Any]]) -> Account:
     """Parse the lines of a log."""
-    heard = []
+    received = []
     called = []
     models = []
     lives = 0
@@ -81,12 +81,12 @@ def account(name: str, lines: Iterable[dict[str, Any]]) -> Account:
             lives += 1
             models.append(line["model"])
         elif kind == EVENT:
-            heard.append(Heard(line["id"], line["type"], line["subject"]))
+            received.append(Received(line["id"], line["type"], line["subject"]))
         elif kind == HOOK:
             called.append(Called(line["hook"], line["given"], line["found"]))
             if line["hook"] == "on_config_update":
                 models.append(line["given"]["model"])
-    return Account(name, tuple(heard), tuple(called), tuple(models), lives)
+    return Account(name, tuple(received), tuple(called), tuple(models), lives)
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -117,7 +117,7 @@ def differences(stream: Sequence[Event], audited: Sequence[Event], accounts: Ite
     """
     found = list(_archive(stream, audited))
     for each in accounts:
-        found += _heard(stream, each)
+        found += _received(stream, each)
         found += _called(stream, each)
         found += _configured(stream, each)
     return found + list(_deleted_first(stream, list(accounts)))
@@ -134,22 +134,22 @@ def _archive(stream: Sequence[Event], audited: Sequence[Event]) -> Iterator[str]
             yield f"SQL: {each.type} of {each.subject} was never in the stream"
 
 
-def _heard(stream: Sequence[Event], account: Account) -> Iterator[str]:
+def _received(stream: Sequence[Event], account: Account) -> Iterator[str]:
     """Check that each event was received once, and those of a subject in order."""
     names = {each.id: f"{each.type} of {each.subject}" for each in stream}
-    times = Counter(each.id for each in account.heard)
+    times = Counter(each.id for each in account.received)
     for id, name in names.items():
         if times[id] != 1:
-            yield f"{account.name}: {'missed' if not times[id] else f'heard {times[id]} times'}: {name}"
-    for each in account.heard:
+            yield f"{account.name}: {'missed' if not times[id] else f'received {times[id]} times'}: {name}"
+    for each in account.received:
         if each.id not in names:
             yield f"{account.name}: received an event that is not in the stream: {each.type} of {each.subject}"
     should = defaultdict(list)
     did = defaultdict(list)
     for event in stream:
         should[event.subject].append(event.id)
-    for heard in account.heard:
-        did[heard.subject].append(heard.id)
+    for received in account.received:
+        did[received.subject].append(received.id)
     for subject, ids in should.items():
         if did[subject] != ids and sorted(did[subject]) == sorted(ids):
             yield f"{account.name}: events of {subject} came in another order"

@@ -121,10 +121,10 @@ _TURN_SECONDS = 120.0
 _STOP_SECONDS = 10.0
 log = logging.getLogger(__name__)
 BEFORE = "before the commit"
-UNHEARD = "committed, reply lost"
-HEARD = "committed"
+REPLY_LOST = "committed, reply lost"
+COMMITTED = "committed"
 IDLE = "between turns"
-_STRUCK = {"begin": BEFORE, "ack": HEARD, "already": HEARD}
+_STRUCK = {"begin": BEFORE, "ack": COMMITTED, "already": COMMITTED}
 _TRIES = 3
 _FIRST_GUESS_SECONDS = 0.004
 
@@ -234,7 +234,7 @@ class Coordinator:
             case "already":
                 turn.committed = True
                 self.tally.struck[BEFORE] -= 1  # counted when the first worker died
-                self.tally.struck[UNHEARD] += 1
+                self.tally.struck[REPLY_LOST] += 1
             case "done":
                 self._recent.append(report["seconds"]["turn"])
                 for name, seconds in report["seconds"].items():

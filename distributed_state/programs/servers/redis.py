@@ -300,10 +300,10 @@ class SentinelServer(RedisServer):
         """Whether the Sentinel knows this many `others`, and `replicas` with these ports. May raise OSError."""
         watched = _fields(self.ask("SENTINEL", "MASTER", SERVICE))
         listed = [_fields(each) for each in self.ask("SENTINEL", "REPLICAS", SERVICE)]
-        heard = {
+        listening = {
             int(each["port"]) for each in listed if each["flags"] == "slave" and each["master-link-status"] == "ok"
         }
-        return int(watched["num-other-sentinels"]) >= others and watched["flags"] == "master" and heard >= replicas
+        return int(watched["num-other-sentinels"]) >= others and watched["flags"] == "master" and listening >= replicas
 
     def _first_configuration(self, primary: RedisServer, quorum: int, down_after_ms: int) -> str:
         lines = [

@@ -274,7 +274,7 @@ A_PAGE = 4 * PAGE  # bytes that a page of lines takes while it is made: stored, 
 # Events
 
 
-class Heard(Query):
+class EventQuery(Query):
     """Selects events: `types` are names or patterns, repeated or separated by commas; `since` is a position."""
 
     types: list[str] = Field(default_factory=list)

@@ -39,8 +39,8 @@ from distributed_state.port import Port, waited
 from distributed_state.programs import logs
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import (
+    EventQuery,
     EventStream,
-    Heard,
     PaidResponse,
     Positions,
     answer,
@@ -529,7 +529,7 @@ class Service:
     async def _unrouted(self, request: Request, error: Exception) -> Response:
         return await self._sent(request, refusal(error, request), 0.0)
 
-    async def _events(self, asked: Asked, given: Heard) -> Response:
+    async def _events(self, asked: Asked, given: EventQuery) -> Response:
         """Open an event stream: `types=conversation.*&since=`; the header Last-Event-ID overrides `since`."""
         if self.draining:
             raise Unavailable("this worker is stopping")
