@@ -444,20 +444,20 @@ async def test_a_wire_hears_answers_and_messages_in_order(ground: Any) -> None:
     async def listen() -> Any:
         wire = await port.wire(ground.node)
         wire.post_all(b"SSUBSCRIBE", [one, two])
-        heard = [await wire.receive(), await wire.receive()]
+        received = [await wire.receive(), await wire.receive()]
         for n in range(20):
             await port.command(b"SPUBLISH", one, b"%d" % n)
         wire.post(b"SUNSUBSCRIBE", two)
         wire.post(b"PING", b"end")
-        while heard[-1][:1] != [b"pong"]:
-            heard.append(await wire.receive())
+        while received[-1][:1] != [b"pong"]:
+            received.append(await wire.receive())
         wire.close()
-        return heard
+        return received
 
-    heard = await ground.in_job(listen)
-    assert heard[:2] == [[b"ssubscribe", one, 1], [b"ssubscribe", two, 2]]
-    assert heard[2:22] == [[b"smessage", one, b"%d" % n] for n in range(20)]
-    assert heard[22:] == [[b"sunsubscribe", two, 1], [b"pong", b"end"]]
+    received = await ground.in_job(listen)
+    assert received[:2] == [[b"ssubscribe", one, 1], [b"ssubscribe", two, 2]]
+    assert received[2:22] == [[b"smessage", one, b"%d" % n] for n in range(20)]
+    assert received[22:] == [[b"sunsubscribe", two, 1], [b"pong", b"end"]]
 
 
 @on(EVERY)
@@ -525,27 +525,27 @@ async def test_a_wire_to_a_server_that_says_nothing_is_an_error(ground: Any) -> 
 
 @on(EVERY)
 async def test_a_job_that_is_asked_to_end_does_so_at_its_next_message(ground: Any) -> None:
-    port, heard = ground.port, []
+    port, received = ground.port, []
 
     async def listen() -> None:
         wire = await port.wire(ground.node)
         try:
             wire.post(b"PING", b"x")
             wire.post(b"PING", b"y")
-            heard.append(await wire.receive())
+            received.append(await wire.receive())
             await proceed.wait()
-            heard.append(await wire.receive())
+            received.append(await wire.receive())
         except BaseException as error:
-            heard.append(type(error))
+            received.append(type(error))
             raise
         finally:
             wire.close()
 
     proceed = port.signal()
     job = port.spawn(listen, "contract")
-    await ground.until(lambda: heard)
+    await ground.until(lambda: received)
     proceed.set()
     job.ask()
     await job.stop()
-    assert heard[0] == [b"x"]
-    assert heard[1:] in ([Stopped], [[b"y"]]), "it may have received before it was asked"
+    assert received[0] == [b"x"]
+    assert received[1:] in ([Stopped], [[b"y"]]), "it may have received before it was asked"

@@ -195,8 +195,8 @@ def event(sequence: int, epoch: str = "1-a", id: str = "") -> dict[str, Any]:
     return {"id": id or f"e{sequence}", "partition": 0, "epoch": epoch, "sequence": sequence}
 
 
-def misheard(heard: list[Any], places: dict[tuple[int, str, int], str] | None = None) -> list[str]:
-    return list(events_judge.amiss(["e1", "e2"], {"l0": heard}, (), places or {}))
+def misheard(received: list[Any], places: dict[tuple[int, str, int], str] | None = None) -> list[str]:
+    return list(events_judge.amiss(["e1", "e2"], {"l0": received}, (), places or {}))
 
 
 def test_events_that_are_heard_once_and_in_order_pass() -> None:
@@ -204,13 +204,13 @@ def test_events_that_are_heard_once_and_in_order_pass() -> None:
     assert misheard([{"resync": "emptied"}, event(2)]) == []
 
 
-@pytest.mark.parametrize("heard", [[event(1)], [event(1), event(1), event(2)], [event(2), event(1)], []])
-def test_events_that_are_missed_doubled_or_out_of_order_are_seen(heard: list[Any]) -> None:
-    assert misheard(heard) != []
+@pytest.mark.parametrize("received", [[event(1)], [event(1), event(1), event(2)], [event(2), event(1)], []])
+def test_events_that_are_missed_doubled_or_out_of_order_are_seen(received: list[Any]) -> None:
+    assert misheard(received) != []
 
 
 def test_a_number_under_which_something_came_again_may_be_missing_and_no_other() -> None:
-    heard = [event(1), event(2), {"resync": "epoch"}, event(2, "2-b", "e3"), event(4, "2-b", "e4")]
-    assert misheard(heard, {(0, "2-b", 3): "e2"}) == []
-    assert misheard(heard, {(0, "2-b", 3): "e5"}) != []
-    assert misheard(heard) != [], "SQL knows nothing of it"
+    received = [event(1), event(2), {"resync": "epoch"}, event(2, "2-b", "e3"), event(4, "2-b", "e4")]
+    assert misheard(received, {(0, "2-b", 3): "e2"}) == []
+    assert misheard(received, {(0, "2-b", 3): "e5"}) != []
+    assert misheard(received) != [], "SQL knows nothing of it"

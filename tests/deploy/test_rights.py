@@ -59,9 +59,9 @@ def denied(client: redis.Redis) -> list[tuple[str, str]]:
 
 async def live(store: Any, other: Any) -> None:
     """Everything that a fleet does with its servers."""
-    heard: list[Any] = []
-    store.on(["conversation.*", "note.*"], heard.append)
-    other.on("note.*", heard.append, group="notes")
+    received: list[Any] = []
+    store.on(["conversation.*", "note.*"], received.append)
+    other.on("note.*", received.append, group="notes")
     await store.ready()
     await other.ready()
     session = store.session("s", user="u", idle=60, lifetime=3600)
@@ -88,7 +88,7 @@ async def live(store: Any, other: Any) -> None:
     await store.user("u").set("x", 1)
     await store.get_many([store.session("s"), store.session("absent")])
     await store.emit("note.made", {"n": 1}, subject=session)
-    await until(lambda: [each.type for each in heard].count("note.made") == 2)
+    await until(lambda: [each.type for each in received].count("note.made") == 2)
     async with store.events("note.*", since="oldest") as events:
         assert (await events.next(timeout=5)).type == "note.made"
     assert len(await store.admin.replicas()) == 2

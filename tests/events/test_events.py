@@ -331,15 +331,15 @@ async def test_an_event_that_lay_about_is_not_written_after_its_repetition(opene
 @pytest.mark.replicas
 async def test_every_replica_hears_each_event_once(opener: Any) -> None:
     replicas = [await opener() for _ in range(3)]
-    heard: list[list[tuple[str, int]]] = [[], [], []]
-    for each, mine in zip(replicas, heard, strict=True):
+    received: list[list[tuple[str, int]]] = [[], [], []]
+    for each, mine in zip(replicas, received, strict=True):
         each.on("mail.*", lambda event, mine=mine: mine.append((event.source, event.data["n"])))
         await each.ready()
     for n in range(30):
         await replicas[n % 3].emit("mail.sent", {"n": n}, subject="one subject")
-    await until(lambda: all(len(mine) == 30 for mine in heard))
+    await until(lambda: all(len(mine) == 30 for mine in received))
     expected = [(replicas[n % 3].replica, n) for n in range(30)]
-    assert heard == [expected, expected, expected]
+    assert received == [expected, expected, expected]
 
 
 @single
@@ -363,10 +363,10 @@ async def test_who_handles_nothing_subscribes_to_no_events(opener: Any) -> None:
 
 
 async def test_handlers_take_names_patterns_and_lists_of_them(store: Any) -> None:
-    heard: dict[str, list[str]] = {}
+    received: dict[str, list[str]] = {}
 
     def noting(name: str) -> Any:
-        return lambda event: heard.setdefault(name, []).append(event.type)
+        return lambda event: received.setdefault(name, []).append(event.type)
 
     chosen = {"one": "a.b", "wild": "a.*", "all": "*", "two": ["a.b", "c.d"], "none": "a"}
     for name, types in chosen.items():
@@ -374,9 +374,9 @@ async def test_handlers_take_names_patterns_and_lists_of_them(store: Any) -> Non
     await store.ready()
     for type in ("a.b", "a.c", "c.d", "axb"):
         await store.emit(type, subject="s")
-    await until(lambda: len(heard.get("all", [])) == 4)
-    await until(lambda: sum(map(len, heard.values())) == 9)
-    assert heard == {
+    await until(lambda: len(received.get("all", [])) == 4)
+    await until(lambda: sum(map(len, received.values())) == 9)
+    assert received == {
         "one": ["a.b"],
         "wild": ["a.b", "a.c"],
         "all": ["a.b", "a.c", "c.d", "axb"],
@@ -385,37 +385,37 @@ async def test_handlers_take_names_patterns_and_lists_of_them(store: Any) -> Non
 
 
 async def test_on_is_a_decorator_too_and_off_ends_it(store: Any) -> None:
-    heard = []
+    received = []
 
     @store.on("a")
     def hear(event: Event) -> None:
-        heard.append(event.data["n"])
+        received.append(event.data["n"])
 
     await store.emit("a", {"n": 1})
-    await until(lambda: heard == [1])
+    await until(lambda: received == [1])
     await store.off(hear)
     await store.emit("a", {"n": 2})
     async with store.events(since="oldest") as events:
         await taken(events, 2)
-    assert heard == [1]
+    assert received == [1]
 
 
 async def test_what_a_replica_writes_after_on_is_heard(store: Any) -> None:
     """No race between registering and the first event, on whatever path it is written."""
     for n in range(10):
-        heard: list[str] = []
+        received: list[str] = []
 
-        def hear(event: Event, heard: list[str] = heard) -> None:
-            heard.append(event.type)
+        def hear(event: Event, received: list[str] = received) -> None:
+            received.append(event.type)
 
         store.on("*", hear)
         await (store.emit("a") if n % 2 else store.session(f"s{n}").write(phase="p"))
-        await until(lambda heard=heard: len(heard) == 1 + (n % 2 == 0))  # noqa: B023 - awaited here
+        await until(lambda received=received: len(received) == 1 + (n % 2 == 0))  # noqa: B023 - awaited here
         await store.off(hear)
 
 
 async def test_a_handler_that_fails_or_is_slow_is_logged_and_stops_nobody(store: Any, caplog: Any) -> None:
-    heard = []
+    received = []
 
     @store.on("*")
     def poor(event: Event) -> None:
@@ -426,7 +426,7 @@ async def test_a_handler_that_fails_or_is_slow_is_logged_and_stops_nobody(store:
 
     @store.on("*")
     def good(event: Event) -> None:
-        heard.append(event.data["n"])
+        received.append(event.data["n"])
 
     await store.ready()
     with caplog.at_level(logging.WARNING):
@@ -434,7 +434,7 @@ async def test_a_handler_that_fails_or_is_slow_is_logged_and_stops_nobody(store:
             await store.emit("a.b", {"n": n}, subject="s")
         handlings = tiers(store).handlings
         await until(lambda: all(each.handled == 5 for each in handlings))
-    assert heard == [0, 1, 2, 3, 4]
+    assert received == [0, 1, 2, 3, 4]
     assert [(each.failed, each.slowed) for each in handlings] == [(1, 1), (0, 0)]
     said = [record.getMessage() for record in caplog.records]
     assert sum("poor failed on a.b" in each and "'s'" in each for each in said) == 1
@@ -442,7 +442,7 @@ async def test_a_handler_that_fails_or_is_slow_is_logged_and_stops_nobody(store:
 
 
 async def test_a_handler_that_hangs_holds_up_nobody_else(store: Any) -> None:
-    heard, release = [], threading.Event()
+    received, release = [], threading.Event()
 
     def hanging(event: Event) -> None:
         release.wait(20)
@@ -452,12 +452,12 @@ async def test_a_handler_that_hangs_holds_up_nobody_else(store: Any) -> None:
 
     @store.on("*")
     def good(event: Event) -> None:
-        heard.append(event.data["n"])
+        received.append(event.data["n"])
 
     try:
         for n in range(50):
             await store.emit("a", {"n": n}, subject="s")
-        await until(lambda: heard == list(range(50)))
+        await until(lambda: received == list(range(50)))
         assert await store.session("s").set("n", 1) == 1
     finally:
         release.set()
@@ -489,7 +489,7 @@ async def test_a_handler_that_hangs_is_named_in_the_log(store: Any, caplog: Any,
 
 async def test_who_hears_of_a_change_does_not_read_what_was_before_it(store: Any) -> None:
     """The event overtakes the reply, and on the writer's replica nothing else tells hot."""
-    session, older, heard = store.session("s"), [], []
+    session, older, received = store.session("s"), [], []
     await session.write(phase="0")
 
     async with store.events("session.phase") as events:
@@ -497,7 +497,7 @@ async def test_who_hears_of_a_change_does_not_read_what_was_before_it(store: Any
         async def listen() -> None:
             async for event in events:
                 seen = await session.phase()
-                heard.append(event.data["phase"])
+                received.append(event.data["phase"])
                 if int(seen) < int(event.data["phase"]):
                     older.append((seen, event.data["phase"]))
                 if event.data["phase"] == "100":
@@ -507,21 +507,21 @@ async def test_who_hears_of_a_change_does_not_read_what_was_before_it(store: Any
         for n in range(1, 101):
             await session.write(phase=str(n))
         await asyncio.wait_for(listening, 20)
-    assert len(heard) == 100
+    assert len(received) == 100
     assert older == []
 
 
 @pytest.mark.only(api="asyncio")
 async def test_a_coroutine_function_is_a_handler_under_asyncio(store: Any) -> None:
-    heard = []
+    received = []
 
     @store.on("a")
     async def hear(event: Event) -> None:
         await store.session(event.data["id"]).increment("n")
-        heard.append(event.type)
+        received.append(event.type)
 
     await store.emit("a", {"id": "s"})
-    await until(lambda: heard == ["a"])
+    await until(lambda: received == ["a"])
     assert await store.session("s").get("n") == 1
 
 
@@ -666,10 +666,10 @@ async def test_large_events_wait_in_the_stream_not_in_memory(opener: Any, monkey
 @pytest.mark.replicas
 async def test_a_groups_members_share_the_events(opener: Any) -> None:
     replicas = [await opener(partitions=16) for _ in range(3)]
-    heard: list[tuple[int, str, int]] = []
+    received: list[tuple[int, str, int]] = []
 
     def handler(member: int) -> Any:
-        return lambda event: heard.append((member, event.subject, event.data["n"]))
+        return lambda event: received.append((member, event.subject, event.data["n"]))
 
     for member, each in enumerate(replicas):
         each.on("mail.*", handler(member), group="mailers")
@@ -679,11 +679,11 @@ async def test_a_groups_members_share_the_events(opener: Any) -> None:
     await until(lambda: all(_share(each) >= 4 for each in replicas), 20)
     for n in range(300):
         await replicas[0].emit("mail.sent", {"n": n}, subject=f"s{n % 40}")
-    await until(lambda: len(heard) >= 300)
-    assert sorted(n for _, _, n in heard) == list(range(300)), "each event is one member's"
-    assert {member for member, _, _ in heard} == {0, 1, 2}
-    for subject in {subject for _, subject, _ in heard}:
-        numbers = [n for _, s, n in heard if s == subject]
+    await until(lambda: len(received) >= 300)
+    assert sorted(n for _, _, n in received) == list(range(300)), "each event is one member's"
+    assert {member for member, _, _ in received} == {0, 1, 2}
+    for subject in {subject for _, subject, _ in received}:
+        numbers = [n for _, s, n in received if s == subject]
         assert numbers == sorted(numbers), "in order"
 
 

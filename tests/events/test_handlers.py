@@ -23,26 +23,26 @@ asynchronous = pytest.mark.only(api="asyncio")
 
 async def test_a_handler_may_take_itself_off(store: Any) -> None:
     """At once, and what it is at is finished."""
-    heard: list[Any] = []
+    received: list[Any] = []
     inner = getattr(store, "it", store)
 
     def once(event: Event) -> None:
         began = time.monotonic()
         inner.off(once)
-        heard.append((event.data["n"], time.monotonic() - began < 2))
+        received.append((event.data["n"], time.monotonic() - began < 2))
 
     async def once_awaited(event: Event) -> None:
         began = time.monotonic()
         await store.off(once_awaited)
         await asyncio.sleep(0.01)
-        heard.append((event.data["n"], time.monotonic() - began < 2))
+        received.append((event.data["n"], time.monotonic() - began < 2))
 
     store.on("a", once_awaited if inner is store else once)
     for n in range(5):
         await store.emit("a", {"n": n}, subject="s")
-    await until(lambda: heard)
+    await until(lambda: received)
     await asyncio.sleep(0.05)
-    assert heard == [(0, True)]
+    assert received == [(0, True)]
     assert tiers(store).handlings == []
 
 
@@ -71,22 +71,22 @@ async def test_a_handler_may_close_the_store(opener: Any, caplog: Any) -> None:
 
 
 async def test_off_hands_over_nothing_that_is_waiting(store: Any) -> None:
-    heard: list[int] = []
+    received: list[int] = []
 
     def slow(event: Event) -> None:
         time.sleep(0.02)
-        heard.append(event.data["n"])
+        received.append(event.data["n"])
 
     store.on("a", slow)
     await store.ready()
     for n in range(100):
         await store.emit("a", {"n": n}, subject="s")
-    await until(lambda: heard)
+    await until(lambda: received)
     began = time.monotonic()
-    before = len(heard)
+    before = len(received)
     await store.off(slow)
     assert time.monotonic() - began < 1
-    assert len(heard) <= before + 2
+    assert len(received) <= before + 2
 
 
 # Until it listens
@@ -94,7 +94,7 @@ async def test_off_hands_over_nothing_that_is_waiting(store: Any) -> None:
 
 async def test_ready_does_not_return_before_a_handler_listens(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It returned after `timeout`, whether Redis had said where events begin or not."""
-    home, heard = tiers(store), list[Any]()
+    home, received = tiers(store), list[Any]()
     answered, positions = home.port.signal(), home.consumers.positions
 
     async def late(since: str | None) -> Any:
@@ -102,7 +102,7 @@ async def test_ready_does_not_return_before_a_handler_listens(store: Any, monkey
         return await positions(since)
 
     monkeypatch.setattr(home.consumers, "positions", late)
-    store.on("a", lambda event: heard.append(event.data["n"]))
+    store.on("a", lambda event: received.append(event.data["n"]))
     monkeypatch.setattr(home.warm, "left", lambda: 0.05)
     with pytest.raises(WarmUnavailable, match="does not listen yet"):
         await store.ready()
@@ -110,24 +110,24 @@ async def test_ready_does_not_return_before_a_handler_listens(store: Any, monkey
     answered.set()
     await store.ready()
     await store.emit("a", {"n": 1}, subject="s")
-    await until(lambda: heard == [1])
+    await until(lambda: received == [1])
 
 
 # What a handler raises
 
 
 async def test_a_handler_that_exits_is_logged_and_goes_on(store: Any, caplog: Any) -> None:
-    heard = []
+    received = []
 
     @store.on("a")
     def leaving(event: Event) -> None:
-        heard.append(event.data["n"])
+        received.append(event.data["n"])
         if event.data["n"] == 1:
             raise SystemExit(3)
 
     for n in range(3):
         await store.emit("a", {"n": n}, subject="s")
-    await until(lambda: heard == [0, 1, 2])
+    await until(lambda: received == [0, 1, 2])
     await until(lambda: tiers(store).handlings[0].failed == 1)
 
 
@@ -148,11 +148,11 @@ async def test_whether_a_handler_hangs_is_asked_while_it_goes_on(store: Any) -> 
 
 @asynchronous
 async def test_what_a_handler_cancelled_itself_does_not_end_it(store: Any, caplog: Any) -> None:
-    heard = []
+    received = []
 
     @store.on("a")
     async def cancelling(event: Event) -> None:
-        heard.append(event.data["n"])
+        received.append(event.data["n"])
         task = asyncio.create_task(asyncio.sleep(10))
         await asyncio.sleep(0)
         task.cancel()
@@ -160,7 +160,7 @@ async def test_what_a_handler_cancelled_itself_does_not_end_it(store: Any, caplo
 
     for n in range(3):
         await store.emit("a", {"n": n}, subject="s")
-    await until(lambda: heard == [0, 1, 2])
+    await until(lambda: received == [0, 1, 2])
     await until(lambda: tiers(store).handlings[0].failed == 3)
 
 
@@ -168,15 +168,15 @@ async def test_what_a_handler_cancelled_itself_does_not_end_it(store: Any, caplo
 
 
 async def test_two_members_of_a_group_in_one_process_share_its_events(store: Any) -> None:
-    heard: list[tuple[str, int]] = []
-    store.on("a", lambda event: heard.append(("one", event.data["n"])), group="g")
-    store.on("a", lambda event: heard.append(("two", event.data["n"])), group="g")
+    received: list[tuple[str, int]] = []
+    store.on("a", lambda event: received.append(("one", event.data["n"])), group="g")
+    store.on("a", lambda event: received.append(("two", event.data["n"])), group="g")
     await store.ready()
     for n in range(40):
         await store.emit("a", {"n": n}, subject=f"s{n}")
-    await until(lambda: len(heard) >= 40)
+    await until(lambda: len(received) >= 40)
     await asyncio.sleep(0.1)
-    assert sorted(n for _, n in heard) == list(range(40))
+    assert sorted(n for _, n in received) == list(range(40))
 
 
 @pytest.mark.only(warm="real")

@@ -189,11 +189,11 @@ async def test_nothing_of_who_is_forgotten_is_left_in_the_stream(opener: Any) ->
                 for each in keys
             }  # fmt: skip
         assert left == {each.text: [b"conversation.deleted"] for each in keys}
-        heard = []
+        received = []
         while event := await events.next(0.5):
-            heard.append(event)
-        assert not any(event.type == RESYNC for event in heard)
-        assert [event.data["n"] for event in heard if event.type == "other"].count(300) == 1
+            received.append(event)
+        assert not any(event.type == RESYNC for event in received)
+        assert [event.data["n"] for event in received if event.type == "other"].count(300) == 1
     async with store.events(since="oldest") as events:
         late = []
         while event := await events.next(0.5):

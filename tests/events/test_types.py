@@ -54,12 +54,12 @@ async def test_events_hold_what_the_table_says() -> None:
         await store.change_directory("/home", client="web")
         await store.admin.reload_config({"model": {"size": 3}})
         await store.delete("c1")
-        heard = {}
-        while len(heard) < 10:
+        received = {}
+        while len(received) < 10:
             event = await events.next(timeout=10)
-            heard.setdefault(event.type, set()).update(event.data)
-    assert heard == {name: KNOWN[name] for name in heard}
+            received.setdefault(event.type, set()).update(event.data)
+    assert received == {name: KNOWN[name] for name in received}
     # Those that take a failure or time: `tests/faults` and the other files of this folder have each of them.
-    assert set(KNOWN) - set(heard) == {
+    assert set(KNOWN) - set(received) == {
         "conversation.diverged", "conversation.repaired", "session.expired", "lock.lost", "replica.lost", "resync",
     }  # fmt: skip

@@ -35,18 +35,18 @@ class Listener:
     """A replica that writes down what it is told."""
 
     def __init__(self, store: Any) -> None:
-        self.store, self.heard = store, list[Event]()
+        self.store, self.received = store, list[Event]()
         store.on("*", self.hear)
 
     def hear(self, event: Event) -> None:
-        self.heard.append(event)
+        self.received.append(event)
 
     def told(self) -> list[Event]:
-        return [event for event in self.heard if event.type != RESYNC]
+        return [event for event in self.received if event.type != RESYNC]
 
     @property
     def resyncs(self) -> int:
-        return sum(event.type == RESYNC for event in self.heard)
+        return sum(event.type == RESYNC for event in self.received)
 
 
 def streams(url: str, store: Any) -> dict[int, list[tuple[str, int]]]:
@@ -109,7 +109,7 @@ async def test_nothing_is_missed_when_subscribers_are_cut_off_at_random(opener: 
         count = await emit_while_subscribers_are_cut_off(server.url, replicas[0])
         expected = streams(server.url, replicas[0])
         assert sum(map(len, expected.values())) == count
-        await until(lambda: all(len(each.heard) >= count for each in listeners), 100)
+        await until(lambda: all(len(each.received) >= count for each in listeners), 100)
         for each in listeners:
             assert each.resyncs == 0
             assert by_partition(each.told()) == expected
@@ -132,7 +132,7 @@ async def test_without_the_look_into_the_stream_events_are_missed(opener: Any, m
         listeners = [Listener(each) for each in replicas]
         count = await emit_while_subscribers_are_cut_off(server.url, replicas[0])
         await asyncio.sleep(1)
-        assert min(len(each.heard) for each in listeners) < count
+        assert min(len(each.received) for each in listeners) < count
 
 
 @pytest.mark.wide
@@ -157,10 +157,10 @@ async def test_who_is_dropped_for_its_full_buffer_reads_on_from_the_stream(opene
                 await store.emit("large", {"n": n, "x": "x" * 3500}, subject=f"s{n % 7}")
             await until(lambda: len(client.client_list(_type="pubsub")) < before)
             os.kill(listener.process.pid, signal.SIGCONT)
-            heard = [await in_thread(listener.line) for _ in range(5000)]
+            received = [await in_thread(listener.line) for _ in range(5000)]
             expected = streams(server.url, store)
             found: dict[int, list[tuple[str, int]]] = {}
-            for line in heard:
+            for line in received:
                 partition, sequence, id = line.split()
                 found.setdefault(int(partition), []).append((id, int(sequence)))
             first = tiers(store).keys.partition_of("s")
@@ -193,7 +193,7 @@ async def test_a_restart_that_keeps_the_data_misses_nothing(opener: Any) -> None
         await work
         expected = streams(server.url, replicas[0])
         assert sum(map(len, expected.values())) == 1500
-        await until(lambda: all(len(each.heard) >= 1500 for each in listeners), 30)
+        await until(lambda: all(len(each.received) >= 1500 for each in listeners), 30)
         assert [each.resyncs for each in listeners] == [0, 0, 0]
         assert all(by_partition(each.told()) == expected for each in listeners)
 
@@ -206,7 +206,7 @@ async def an_epoch_that_went_on_elsewhere(opener: Any, *, joins_before: bool) ->
         listener = Listener(other) if joins_before else None
         await other.ready()
         await store.emit("data.first", {}, subject="s")
-        await until(lambda: listener is None or len(listener.heard) == 1)
+        await until(lambda: listener is None or len(listener.received) == 1)
         await store.admin.archive()
         client.flushall()
         listener = listener or Listener(other)
@@ -220,8 +220,8 @@ async def an_epoch_that_went_on_elsewhere(opener: Any, *, joins_before: bool) ->
         entry = JournalEntry(cursor.offset + 1, "former.1.emit", "", 0, now_ms(), "emit", "", 0, event, 0)
         await tiers(store).port.sql(cold.archive, [Batch(0, cursor.epoch, cursor.offset, [entry], cursor.event)])
         await store.emit("data.second", {}, subject="s")
-        await until(lambda: "data.second" in [event.type for event in listener.heard])
-        types = [event.type for event in listener.heard]
+        await until(lambda: "data.second" in [event.type for event in listener.received])
+        types = [event.type for event in listener.received]
         await store.close()
         return types
 
@@ -263,7 +263,7 @@ async def test_redis_that_comes_back_empty_is_one_resync_between_what_was_before
             await each.ready()
         for n in range(40):
             await replicas[0].emit("before", {"n": n}, subject=f"s{n}")
-        await until(lambda: all(len(each.heard) == 40 for each in listeners))
+        await until(lambda: all(len(each.received) == 40 for each in listeners))
         if how == "flush":
             with redis.Redis.from_url(server.url) as client:
                 client.flushall()
@@ -271,14 +271,14 @@ async def test_redis_that_comes_back_empty_is_one_resync_between_what_was_before
             await restarted(server, "empty")
         for n in range(40):
             await replicas[0].emit("after", {"n": n}, subject=f"s{n}")
-        await until(lambda: all(len(each.heard) >= 81 for each in listeners), 30)
+        await until(lambda: all(len(each.received) >= 81 for each in listeners), 30)
         await asyncio.sleep(consumers._CHECK + 0.5)
         expected = streams(server.url, replicas[0])
         for each in listeners:
-            types = [event.type for event in each.heard]
+            types = [event.type for event in each.received]
             assert types == ["before"] * 40 + [RESYNC] + ["after"] * 40
-            assert each.heard[40].data["partitions"] == [0, 1, 2, 3]
-            assert by_partition(each.heard[41:]) == expected
+            assert each.received[40].data["partitions"] == [0, 1, 2, 3]
+            assert by_partition(each.received[41:]) == expected
 
 
 @single
@@ -304,7 +304,7 @@ async def heard_before_and_after_a_save(listener: Listener, url: str, kept: int,
         client.save()
     for n in range(lost):
         await listener.store.emit("lost", {"n": n}, subject="s")
-    await until(lambda: len(listener.heard) == kept + lost)
+    await until(lambda: len(listener.received) == kept + lost)
 
 
 def looks_no_more(store: Any) -> Callable[[], None]:
@@ -333,9 +333,9 @@ async def test_what_was_heard_before_older_data_is_not_heard_again(opener: Any) 
         await restarted(server, "older")
         await other.emit("new", {"n": 0}, subject="s")
         look_again()
-        await until(lambda: listener.heard[-1].type == "new", 20)
-        assert [each.type for each in listener.heard] == ["kept"] * 4 + ["lost"] * 2 + [RESYNC, "new"]
-        assert listener.heard[6].data["reason"] == "epoch"
+        await until(lambda: listener.received[-1].type == "new", 20)
+        assert [each.type for each in listener.received] == ["kept"] * 4 + ["lost"] * 2 + [RESYNC, "new"]
+        assert listener.received[6].data["reason"] == "epoch"
 
 
 async def written_again_behind_a_loss(opener: Any) -> None:
@@ -349,13 +349,13 @@ async def written_again_behind_a_loss(opener: Any) -> None:
         await heard_before_and_after_a_save(listener, server.url, 4, 2)
         loss = proxy.lose(EMIT.sha)
         task = asyncio.ensure_future(writer.emit("again", subject="s"))
-        await until(lambda: len(listener.heard) == 7)
+        await until(lambda: len(listener.received) == 7)
         await restarted(server, "older")
         await store.emit("between", subject="s")
         loss.go.set()
         await task
         await store.emit("new", subject="s")
-        await until(lambda: listener.heard[-1].type == "new", 20)
+        await until(lambda: listener.received[-1].type == "new", 20)
         assert (await task).sequence == 6, "behind what is kept, and the one between"
         told = [each.type for each in listener.told()]
         assert told == ["kept"] * 4 + ["lost"] * 2 + ["again", "between", "new"]
@@ -395,7 +395,7 @@ async def test_one_who_hangs_is_no_reason_for_others_to_hear_twice(
             with redis.Redis.from_url(server.url) as client:  # so that the stream is read from its beginning
                 client.hset(tiers(store).keys.partition(0).meta, "continues", "")
             look_again()
-            await until(lambda: listener.heard[-1].type == "new", 20)
+            await until(lambda: listener.received[-1].type == "new", 20)
             ids = [each.id for each in listener.told()]
             assert len(ids) == len(set(ids)) == 61
 
@@ -408,14 +408,14 @@ async def several_epochs_that_nobody_looked_at(opener: Any) -> None:
         listener = Listener(store)
         await store.ready()
         await other.emit("data", {"n": 0}, subject="s")
-        await until(lambda: len(listener.heard) == 1)
+        await until(lambda: len(listener.received) == 1)
         look_again = looks_no_more(store)
         for n in range(1, 4):
             await restarted(server, "kept")
             await other.emit("data", {"n": n}, subject="s")
         look_again()
-        await until(lambda: bool(listener.heard) and listener.heard[-1].data.get("n") == 3, 20)
-        assert [each.data.get("n") for each in listener.heard] == [0, 1, 2, 3], "and no resync"
+        await until(lambda: bool(listener.received) and listener.received[-1].data.get("n") == 3, 20)
+        assert [each.data.get("n") for each in listener.received] == [0, 1, 2, 3], "and no resync"
 
 
 @pytest.mark.wide
@@ -451,14 +451,14 @@ async def a_replaced_server_answers_once_more(opener: Any) -> None:
         await store.ready()
         for n in range(3):
             await store.emit("first", {"n": n}, subject="s")
-        await until(lambda: len(listener.heard) == 3)
+        await until(lambda: len(listener.received) == 3)
         stream = tiers(store).stream
         former = (await stream.heads([tiers(store).keys.partition(0)]))[0]
         with redis.Redis.from_url(server.url) as client:
             client.flushall()
         for n in range(3):
             await store.emit("second", {"n": n}, subject="s")
-        await until(lambda: [each.type for each in listener.heard].count("second") == 3)
+        await until(lambda: [each.type for each in listener.received].count("second") == 3)
         heads, asked = stream.reachable_heads, list[int]()
 
         async def of_the_former(partitions: Any) -> Any:
@@ -471,8 +471,8 @@ async def a_replaced_server_answers_once_more(opener: Any) -> None:
         stream.reachable_heads = heads
         tiers(store).consumers.stir([0])
         await store.emit("second", {"n": 3}, subject="s")
-        await until(lambda: listener.heard[-1].data.get("n") == 3)
-        assert [each.type for each in listener.heard] == ["first"] * 3 + [RESYNC] + ["second"] * 4
+        await until(lambda: listener.received[-1].data.get("n") == 3)
+        assert [each.type for each in listener.received] == ["first"] * 3 + [RESYNC] + ["second"] * 4
 
 
 @single
@@ -506,11 +506,11 @@ async def test_redis_that_comes_back_with_older_data_is_a_resync(opener: Any, re
         await until(lambda: listener.resyncs, 20)
         for n in range(8):
             await store.emit("new", {"n": n}, subject="s")
-        await until(lambda: [each.type for each in listener.heard].count("new") == 8)
-        told = [each.type for each in listener.heard]
+        await until(lambda: [each.type for each in listener.received].count("new") == 8)
+        told = [each.type for each in listener.received]
         resyncs = 2 if remembered and listener.resyncs == 2 else 1
         assert told == ["kept"] * 10 + ["lost"] * 5 + [RESYNC] * resyncs + ["new"] * 8
-        assert listener.heard[15].data["reason"] in ("rewound", "epoch" if remembered else "rewound")
+        assert listener.received[15].data["reason"] in ("rewound", "epoch" if remembered else "rewound")
         if remembered:
             await store.admin.archive()
             assert [each.type for each in await store.admin.audit()].count("lost") == 5
@@ -577,7 +577,7 @@ async def an_epoch_that_nobody_heard_of(opener: Any) -> None:
                 await other.emit(event_type, {"n": n}, subject=f"subject {n}")
         feed._catch_up = catch_up  # type: ignore[method-assign]
         proxy.cut(b"SSUBSCRIBE")
-        await until(lambda: [event.type for event in listener.heard].count("data.second") == 20)
+        await until(lambda: [event.type for event in listener.received].count("data.second") == 20)
         assert [event.type for event in listener.told()] == ["data.second"] * 20
         assert listener.resyncs == 1
         await store.close()

@@ -38,10 +38,10 @@ async def test_three_reapers_at_once_end_each_session_once(opener: Any) -> None:
 
         async with asyncio.timeout(20):
             await asyncio.gather(*(sweep(at) for at in range(3)))
-        heard = [await events.next(5) for _ in range(200)]
+        received = [await events.next(5) for _ in range(200)]
         assert await events.next(0.2) is None
-    assert sorted(event.conversation_id for event in heard) == sorted(ids)
-    assert {event.type for event in heard} == {"session.expired"}
+    assert sorted(event.conversation_id for event in received) == sorted(ids)
+    assert {event.type for event in received} == {"session.expired"}
     assert sum(ended) == 200
     assert Counter(id for id, _ in await told(stores[1])) == Counter(ids)
     for id in ids[::10]:

@@ -194,10 +194,10 @@ async def test_another_replica_hears_every_change(opener: Any) -> None:
         await change_anything(session, dice)
         wanted = await everything(session, fresh=True)
 
-        async def heard(version: int = wanted[0]) -> bool:
+        async def received(version: int = wanted[0]) -> bool:
             return bool(await theirs.version() >= version)
 
-        await until(heard)
+        await until(received)
         assert await everything(theirs, fresh=False) == wanted
 
 
@@ -251,10 +251,10 @@ async def test_a_writer_whose_link_is_dead_still_tells_the_others(opener: Any) -
             await until(lambda: dict(client.pubsub_shardnumsub(channel))[channel] == 1)
         await session.set("n", 1)
 
-        async def heard() -> bool:
+        async def received() -> bool:
             return bool(await theirs.get("n") == 1)
 
-        await until(heard, 5)
+        await until(received, 5)
         await store.close()
 
 
@@ -283,12 +283,12 @@ async def test_a_writer_whose_former_link_is_half_open_still_tells_the_others(op
         await session.set("n", 1)
         fresh_from = time.monotonic() + tiers(other).settings.max_staleness
 
-        async def heard() -> bool:
+        async def received() -> bool:
             began, found = time.monotonic(), await theirs.get("n")
             assert found == 1 or began <= fresh_from, "hot shows what was overwritten longer ago than agreed"
             return bool(found == 1)
 
-        await until(heard)
+        await until(received)
         await store.close()
 
 
@@ -308,10 +308,10 @@ async def test_a_write_on_its_way_while_its_channel_is_left_is_told(opener: Any)
     home.link.subscribed_as = lambda _: said  # type: ignore[method-assign]
     await store.session("s").set("n", 1)
 
-    async def heard() -> bool:
+    async def received() -> bool:
         return bool(await theirs.get("n") == 1)
 
-    await until(heard, 5)
+    await until(received, 5)
 
 
 @pytest.mark.replicas

@@ -24,7 +24,7 @@ def hot() -> Hot:
 
 
 @pytest.fixture
-def heard() -> Freshness:
+def received() -> Freshness:
     freshness = Freshness(0)
     freshness.prove(monotonic() + 60)
     return freshness
@@ -46,19 +46,19 @@ def test_who_joins_a_load_that_was_overtaken_by_another_is_not_given_its_result(
     assert joined.result is None, "its readers look again"
 
 
-def test_nobody_joins_a_load_that_is_older_than_hot_may_be(heard: Freshness) -> None:
+def test_nobody_joins_a_load_that_is_older_than_hot_may_be(received: Freshness) -> None:
     """Its answer is late: what it brings may lack what was written since it was asked for."""
     now = 100.0
     port: Any = SimpleNamespace(monotonic=lambda: now, mutex=threading.Lock, signal=threading.Event, here=bool)
     hot = Hot(port, entries=10, size=10_000, recent=3, max_staleness=2.0, evicted=lambda text: None)
-    slow, _ = hot.take_off("s", freshness=heard, alone=False)
+    slow, _ = hot.take_off("s", freshness=received, alone=False)
     now = 102.0
-    assert hot.take_off("s", freshness=heard, alone=False) == (slow, False)
+    assert hot.take_off("s", freshness=received, alone=False) == (slow, False)
     now = 102.1
-    later, ours = hot.take_off("s", freshness=heard, alone=False)
+    later, ours = hot.take_off("s", freshness=received, alone=False)
     assert ours
     now = 103.0
-    assert hot.take_off("s", freshness=heard, alone=False) == (later, False)
+    assert hot.take_off("s", freshness=received, alone=False) == (later, False)
 
 
 def test_one_that_brings_no_less_is_good_enough(hot: Hot) -> None:
@@ -72,10 +72,10 @@ def test_one_that_brings_no_less_is_good_enough(hot: Hot) -> None:
     assert other.result is not None, "another data id counts from the start"
 
 
-def test_what_is_kept_gives_way_to_a_newer_one_that_is_not(hot: Hot, heard: Freshness) -> None:
-    fast, _ = hot.take_off("s", freshness=heard, alone=True)
+def test_what_is_kept_gives_way_to_a_newer_one_that_is_not(hot: Hot, received: Freshness) -> None:
+    fast, _ = hot.take_off("s", freshness=received, alone=True)
     hot.forget("s")
-    kept, _ = hot.take_off("s", freshness=heard, alone=True)
+    kept, _ = hot.take_off("s", freshness=received, alone=True)
     hot.land("s", kept, at(3))
     assert hot.get("s") is not None
     hot.land("s", fast, at(5))

@@ -235,7 +235,7 @@ async def piped(timeout: float = 5.0) -> AsyncIterator[tuple[Pipe, socket.socket
             pipe.fail(driver.ConnectionError("over"))
 
 
-async def heard(server: socket.socket) -> bytes:
+async def received(server: socket.socket) -> bytes:
     return await asyncio.get_running_loop().sock_recv(server, 100_000)
 
 
@@ -243,8 +243,8 @@ async def test_what_tasks_ask_in_one_turn_of_the_loop_leaves_together() -> None:
     async with piped() as (pipe, server, _):
         first = pipe.send(PING)
         rest = [pipe.send([(b"GET", b"%d" % n)]) for n in range(3)]
-        assert await heard(server) == pack(PING), "alone, it does not wait for others"
-        assert await heard(server) == pack([(b"GET", b"%d" % n) for n in range(3)])
+        assert await received(server) == pack(PING), "alone, it does not wait for others"
+        assert await received(server) == pack([(b"GET", b"%d" % n) for n in range(3)])
         server.send(b"+PONG\r\n:0\r\n:1\r\n:2\r\n")
         assert await first == [b"PONG"]
         assert [await each for each in rest] == [[0], [1], [2]]
@@ -256,7 +256,7 @@ async def test_of_many_tasks_the_first_groups_leave_while_the_others_make_their_
     async with piped() as (pipe, server, _):
         waiting = [pipe.send(PING) for _ in range(11)]
         assert server.recv(100_000) == pack(PING * 9), "in the same turn of the loop: one alone, and two groups of 4"
-        assert await heard(server) == pack(PING * 2)
+        assert await received(server) == pack(PING * 2)
         server.send(b"+PONG\r\n" * 11)
         assert [await each for each in waiting] == [[b"PONG"]] * 11
         assert not pipe._outgoing

@@ -46,12 +46,12 @@ def in_threads(work: Callable[[int], Any]) -> None:
 
 def listening(server: EmbeddedServer, *channels: bytes) -> tuple[Any, list[Any]]:
     """A subscription that is confirmed, and what it heard since."""
-    heard = list[Any]()
-    subscription = server.subscribe(heard.append)
+    received = list[Any]()
+    subscription = server.subscribe(received.append)
     for channel in channels:
         subscription.post(b"SSUBSCRIBE", channel)
-    heard.clear()
-    return subscription, heard
+    received.clear()
+    return subscription, received
 
 
 def listeners(server: EmbeddedServer, channel: bytes) -> int:
@@ -85,7 +85,7 @@ def test_scripts_of_many_threads_are_atomic_and_heard_in_order(server: EmbeddedS
 
 def test_what_another_thread_adds_as_a_round_ends_is_not_left_behind(server: EmbeddedServer) -> None:
     """That thread saw us at work, and left."""
-    subscription, heard = listening(server, b"c")
+    subscription, received = listening(server, b"c")
 
     class Late:
         late = True
@@ -100,7 +100,7 @@ def test_what_another_thread_adds_as_a_round_ends_is_not_left_behind(server: Emb
 
     server._delivering = Late()  # type: ignore[assignment]
     server.exchange([(b"SPUBLISH", b"c", b"early")])
-    assert [payload for _, _, payload in heard] == [b"early", b"late"]
+    assert [payload for _, _, payload in received] == [b"early", b"late"]
 
 
 def test_each_thread_gets_its_own_answers(server: EmbeddedServer) -> None:
@@ -115,14 +115,14 @@ def test_each_thread_gets_its_own_answers(server: EmbeddedServer) -> None:
 
 def test_who_hears_may_command_publish_subscribe_and_end_it(server: EmbeddedServer) -> None:
     """No lock is held meanwhile; and what it publishes comes after what it hears."""
-    heard, inside = list[Any](), False
+    received, inside = list[Any](), False
 
     def hear(message: list[Any]) -> None:
         nonlocal inside
         assert not inside, "never called inside a call"
         inside = True
         kind, channel, payload = message
-        heard.append((kind, channel, payload))
+        received.append((kind, channel, payload))
         if kind == b"smessage" and int(payload) < 3:
             assert server.exchange([(b"SPUBLISH", b"c", int(payload) + 1), (b"GET", b"k")]) == [1, b"v"]
             subscription.post(b"SSUBSCRIBE", b"d" + payload)
@@ -134,14 +134,14 @@ def test_who_hears_may_command_publish_subscribe_and_end_it(server: EmbeddedServ
     subscription.post(b"SSUBSCRIBE", b"c")
     server.exchange([(b"SET", b"k", b"v"), (b"SPUBLISH", b"c", 1)])
     said = [(b"smessage", b"c", b"1"), (b"smessage", b"c", b"2"), (b"ssubscribe", b"d1", 2), (b"smessage", b"c", b"3")]
-    assert heard == [(b"ssubscribe", b"c", 1), *said]
+    assert received == [(b"ssubscribe", b"c", 1), *said]
 
 
 def test_what_is_on_its_way_is_not_heard_after_the_end(server: EmbeddedServer) -> None:
-    heard = list[Any]()
+    received = list[Any]()
 
     def hear(message: list[Any]) -> None:
-        heard.append(message)
+        received.append(message)
         if message[0] == b"smessage":
             subscription.close()
 
@@ -151,18 +151,18 @@ def test_what_is_on_its_way_is_not_heard_after_the_end(server: EmbeddedServer) -
     server.exchange([(b"EVAL", script, 0)])
     subscription.post(b"SSUBSCRIBE", b"c")
     subscription.close()
-    assert heard == [[b"ssubscribe", b"c", 1], [b"smessage", b"c", b"1"]]
+    assert received == [[b"ssubscribe", b"c", 1], [b"smessage", b"c", b"1"]]
     assert listeners(server, b"c") == 0
 
 
 def test_a_subscription_that_ended_is_no_listener_at_once(server: EmbeddedServer) -> None:
     """A commit asks who else listens, and is published only if somebody does."""
-    (one, _), (_, heard) = listening(server, b"c", b"d"), listening(server, b"c")
+    (one, _), (_, received) = listening(server, b"c", b"d"), listening(server, b"c")
     assert (listeners(server, b"c"), listeners(server, b"d")) == (2, 1)
     one.close()
     assert (listeners(server, b"c"), listeners(server, b"d")) == (1, 0)
     assert server.exchange([(b"SPUBLISH", b"c", b"x")]) == [1]
-    assert heard == [[b"smessage", b"c", b"x"]]
+    assert received == [[b"smessage", b"c", b"x"]]
 
 
 def test_a_reader_that_fails_ends_its_subscription_and_harms_nobody_else(
@@ -175,9 +175,9 @@ def test_a_reader_that_fails_ends_its_subscription_and_harms_nobody_else(
             raise RuntimeError("Event loop is closed")
 
     server.subscribe(fail).post(b"SSUBSCRIBE", b"c")
-    _, heard = listening(server, b"c")
+    _, received = listening(server, b"c")
     assert server.exchange([(b"SPUBLISH", b"c", b"x"), (b"SET", b"k", 1)]) == [2, b"OK"]
-    assert heard == [[b"smessage", b"c", b"x"]]
+    assert received == [[b"smessage", b"c", b"x"]]
     assert listeners(server, b"c") == 1
     assert "Event loop is closed" in caplog.text
 

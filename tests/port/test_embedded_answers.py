@@ -208,8 +208,8 @@ def test_everything_that_the_package_sends_is_compared() -> None:
 def test_a_subscription_hears_what_one_of_a_server_hears(connect: Callable[[], Raw]) -> None:
     """Confirmations, messages of others and of scripts, answers to PING, and an error that leaves it as it was."""
     embedded, real, listening = EmbeddedServer(), connect(), connect()
-    heard = list[Any]()
-    subscription = embedded.subscribe(heard.append)
+    received = list[Any]()
+    subscription = embedded.subscribe(received.append)
     script = b"redis.call('SPUBLISH', KEYS[1], 'two') redis.call('SPUBLISH', KEYS[1], 'three') return {'ok'}"
     publish: list[Words] = [(b"SPUBLISH", b"answers:c", b"one"), (b"EVAL", script, 1, b"answers:c")]
     for posted in [
@@ -224,13 +224,13 @@ def test_a_subscription_hears_what_one_of_a_server_hears(connect: Callable[[], R
         subscription.post(*posted)
         (theirs,) = listening.exchange([posted])
         if isinstance(theirs, ReplyError):
-            assert heard.pop()[0] == b"error"
+            assert received.pop()[0] == b"error"
         else:
-            assert heard.pop() == theirs
+            assert received.pop() == theirs
         assert told(embedded.exchange(publish)) == told(real.exchange(publish))
-        assert heard == [listening.receive() for _ in heard]
-        assert len(heard) == 3
-        heard.clear()
+        assert received == [listening.receive() for _ in received]
+        assert len(received) == 3
+        received.clear()
         count: Words = (b"PUBSUB", b"SHARDNUMSUB", b"answers:c", b"answers:d")
         assert embedded.exchange([count]) == real.exchange([count])
     subscription.close()

@@ -192,11 +192,11 @@ def test_moved_is_heard_while_somebody_looks() -> None:
     told.answers = {A: view((0, SLOTS - 1, A, 1))}
     where = cluster(told)
     where.look()
-    heard = threading.Event()
+    received = threading.Event()
     with where._looking:
-        thread = threading.Thread(target=lambda: (where.moved(7, B, A), heard.set()))
+        thread = threading.Thread(target=lambda: (where.moved(7, B, A), received.set()))
         thread.start()
-        assert heard.wait(5)
+        assert received.wait(5)
     thread.join()
     assert where._slots[7] == B
 

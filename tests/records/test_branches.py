@@ -531,8 +531,8 @@ async def diverged_events(store: Any) -> list[Any]:
 async def test_one_event_tells_of_a_branch(opener: Any) -> None:
     store = await opener(**QUIET)
     _, lost = await trip(store)
-    heard: list[Any] = []
-    store.on("conversation.diverged", heard.append)
+    received: list[Any] = []
+    store.on("conversation.diverged", received.append)
     await store.ready()
     branches = tiers(store).branches
     await through(store, branches.keep(lost.partition, lost.epoch, lost.only(3, 4), CAUSE))
@@ -545,8 +545,8 @@ async def test_one_event_tells_of_a_branch(opener: Any) -> None:
     untold(store)
     await asyncio.gather(*(through(store, branches.tell(["session:s"])) for _ in range(3)))
     assert await diverged_events(store) == [event]
-    await until(lambda: heard)
-    assert [each.id for each in heard] == [event.id]
+    await until(lambda: received)
+    assert [each.id for each in received] == [event.id]
     assert await tiers(store).port.sql(tiers(store).cold.branches.survey, [lost.partition]) == (1, [])
 
 

@@ -329,8 +329,8 @@ async def test_the_doctor_tells_what_is_half_erased(opener: Any) -> None:
 async def test_who_asked_is_named_whoever_completes_it(opener: Any) -> None:
     """The one who asked died behind its first step; a replica that archives the partition goes on."""
     store = await quiet(opener, beat=0)
-    heard: list[Any] = []
-    store.on("conversation.deleted", heard.append)
+    received: list[Any] = []
+    store.on("conversation.deleted", received.append)
     for id in "a", "b":
         await store.session(id, user="u").append(said("hi"))
     await run(store, tiers(store).archiver.drain())
@@ -338,8 +338,8 @@ async def test_who_asked_is_named_whoever_completes_it(opener: Any) -> None:
     with store.acting_as("somebody else"):
         await run(store, lifecycle.finish(tiers(store), cold.request("session:a", "asked for a")))
         await run(store, lifecycle.finish(tiers(store), cold.request_owned("u", "asked for all")))
-    await until(lambda: len(heard) == 2)
-    assert [(each.subject, each.actor) for each in heard] == [
+    await until(lambda: len(received) == 2)
+    assert [(each.subject, each.actor) for each in received] == [
         ("session:a", "asked for a"), ("session:b", "asked for all")
     ]  # fmt: skip
 

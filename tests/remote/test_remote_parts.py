@@ -63,14 +63,14 @@ def refused(status: int, error: str = "", after: str = "", detail: str = "why", 
 class Lines:
     """A stream of what was heard; where that ends, of nothing."""
 
-    def __init__(self, *heard: str | HttpAnswer | Unanswered | None) -> None:
-        self.heard = [*heard]
+    def __init__(self, *received: str | HttpAnswer | Unanswered | None) -> None:
+        self.received = [*received]
         self.closed = False
 
     async def line(self, timeout: float) -> str | HttpAnswer | None:
-        if not self.heard:
+        if not self.received:
             raise TimeoutError
-        found = self.heard.pop(0)
+        found = self.received.pop(0)
         if isinstance(found, Unanswered):
             raise found
         return found
@@ -236,7 +236,7 @@ async def test_a_wait_that_ends_keeps_the_stream_and_what_was_heard_of_an_event(
     for _ in range(3):
         assert await events.next(timeout=0.0) is None
     assert events.position == "p0"
-    lines.heard += sent("p1")[2:]
+    lines.received += sent("p1")[2:]
     event = await events.next(timeout=0.0)
     assert event is not None
     assert (event.id, events.position, len(http.sent), lines.closed) == ("p1", "p1", 1, False)

@@ -311,7 +311,7 @@ async def test_a_tenant_hears_nothing_of_another_and_a_stream_ends_with_its_toke
     async with opened() as store:
         served = Served(store, Access(tokens=True))
         token = await served.token("acme:", "events")
-        heard: list[bytes] = []
+        received: list[bytes] = []
         sent = asyncio.Event()
 
         async def receive() -> dict[str, Any]:
@@ -322,7 +322,7 @@ async def test_a_tenant_hears_nothing_of_another_and_a_stream_ends_with_its_toke
             raise AssertionError
 
         async def send(message: dict[str, Any]) -> None:
-            heard.append(
+            received.append(
                 message.get("body", b"") if message["type"] == "http.response.body" else b"%d" % message["status"]
             )
 
@@ -332,14 +332,14 @@ async def test_a_tenant_hears_nothing_of_another_and_a_stream_ends_with_its_toke
             "client": ("10.1.2.3", 5), "state": {}, "scheme": "http", "server": ("localhost", 80), "root_path": "",
         }  # fmt: skip
         stream = asyncio.create_task(served.service.app(scope, receive, send))
-        await until(lambda: len(heard) > 1)
+        await until(lambda: len(received) > 1)
         await store.session("evil:c1").create({"secret": 1})
         await store.emit("order.placed", {"secret": 2}, subject="acme")
         await store.emit("order.placed", {"secret": 3})
         await store.session("acme:c1").create({})
-        await until(lambda: b"acme%3Ac1" in b"".join(heard))
-        text = b"".join(heard)
-        assert heard[0] == b"200"
+        await until(lambda: b"acme%3Ac1" in b"".join(received))
+        text = b"".join(received)
+        assert received[0] == b"200"
         assert text.count(b"data: ") == 1
         assert b"evil" not in text
         last = [line.removeprefix(b"id: ").decode() for line in text.splitlines() if line.startswith(b"id: ")][-1]

@@ -57,16 +57,16 @@ async def test_a_tenant_that_hears_much_leaves_streams_for_another(monkeypatch: 
         here = Served(store, Access(tokens=True), limits=Limits(streams=4))
         mine, other = await here.token("acme:", *RIGHTS), await here.token("b:", *RIGHTS)
 
-        async def heard() -> int:
+        async def received() -> int:
             async with running(*(here.ask("GET", "/v1/events", mine) for _ in range(5))) as tasks:
                 await until(lambda: refused(tasks) >= 1, 20)
                 async with running(here.ask("GET", "/v1/events", other)) as (one,):
                     await asyncio.wait((one,), timeout=0.1)
                     return one.result().status_code if one.done() else 200
 
-        assert await heard() == 200
+        assert await received() == 200
         monkeypatch.setattr(limits.Shares, "take", _first_come)
-        assert await heard() == 429
+        assert await received() == 429
 
 
 def _first_come(self: limits.Shares, caller: Any) -> None:

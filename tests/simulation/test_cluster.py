@@ -53,7 +53,7 @@ class Simulated:
     def subscribe(self, channel: str) -> None:
         self._wire.post(b"SSUBSCRIBE", channel.encode())
 
-    def heard(self) -> Any:
+    def received(self) -> Any:
         return _text(self._heard.pop(0))
 
     def begin(self) -> None:
@@ -99,7 +99,7 @@ class Real:
     def subscribe(self, channel: str) -> None:
         self._first = self._wire.ask("SSUBSCRIBE", channel)
 
-    def heard(self) -> Any:
+    def received(self) -> Any:
         first, self._first = self._first, None
         return first or self._wire.ask("PING")  # its answer comes after all messages
 
@@ -143,7 +143,7 @@ def test_a_node_answers_for_its_slots_as_real_ones_do(nodes: Any) -> None:
     assert nodes.ask("target", ("GET", _KEY)) == f"MOVED {_SLOT} {source}"
     assert nodes.ask("source", ("MGET", _KEY, _ELSEWHERE)) == "CROSSSLOT Keys in request don't hash to the same slot"
     nodes.subscribe(_CHANNEL)
-    assert nodes.heard() == ["ssubscribe", _CHANNEL, 1]
+    assert nodes.received() == ["ssubscribe", _CHANNEL, 1]
 
     assert nodes.ask("source", ("EVAL", _NEVER, 1, _KEY)) == 0
     nodes.begin()
@@ -165,7 +165,7 @@ def test_a_node_answers_for_its_slots_as_real_ones_do(nodes: Any) -> None:
 
     nodes.hand_over(_OTHER)
     nodes.end()
-    assert nodes.heard() == ["sunsubscribe", _CHANNEL, 0]
+    assert nodes.received() == ["sunsubscribe", _CHANNEL, 0]
     assert nodes.ask("source", ("GET", _KEY)) == f"MOVED {_SLOT} {target}"
     assert nodes.ask("source", ("SPUBLISH", _CHANNEL, "x")) == f"MOVED {_SLOT} {target}"
     assert nodes.ask("target", ("EVAL", _BOTH, 2, _KEY, _OTHER)) == ["1", "2"]

@@ -552,8 +552,8 @@ async def read_again(store: Any, count: int) -> list[Any]:
 
 
 async def test_what_events_tell_is_read_by_whoever_has_the_keys(opener: Any) -> None:
-    store, heard = await opener(encryption=Encryption(NEW, fields=("ssn",), messages=False)), list[Any]()
-    store.on("note.*", lambda event: heard.append(event.data))
+    store, received = await opener(encryption=Encryption(NEW, fields=("ssn",), messages=False)), list[Any]()
+    store.on("note.*", lambda event: received.append(event.data))
     await store.ready()
     keys = tiers(store).keys
     channel = keys.partition(keys.partition_of("s")).events_channel
@@ -568,7 +568,7 @@ async def test_what_events_tell_is_read_by_whoever_has_the_keys(opener: Any) -> 
                 payloads.append(message["data"])
         listener.close()
     assert [b"\x01\x03new" in payload and b"hunter2" not in payload for payload in payloads] == [True]
-    await until(lambda: heard == [DATA])
+    await until(lambda: received == [DATA])
     assert await read_again(store, 1) == [DATA, DATA]
     _with(store, OLD)
     with pytest.raises(DecryptionFailed, match=r"an event of type note\.made is encrypted with key 'new'"):

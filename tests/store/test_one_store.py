@@ -245,21 +245,21 @@ async def test_who_acts_is_noted_on_both_apis(store: Any) -> None:
 async def test_a_handler_runs_where_it_was_given(store: Any) -> None:
     """In a task of that loop, or in a thread; each hears an event once, as one replica does."""
     aio, blocking = apis(store)
-    loop, heard = asyncio.get_running_loop(), list[Any]()
+    loop, received = asyncio.get_running_loop(), list[Any]()
 
     async def awaited(event: Any) -> None:
-        heard.append(("task", asyncio.get_running_loop() is loop, event.data["n"]))
+        received.append(("task", asyncio.get_running_loop() is loop, event.data["n"]))
 
     def plain(event: Any) -> None:
-        heard.append(("thread", bodies.running() is None, event.data["n"]))
+        received.append(("thread", bodies.running() is None, event.data["n"]))
 
     aio.on("a", awaited)
     blocking.on("a", plain)
     await aio.ready()
     blocking.emit("a", {"n": 1})
     await aio.emit("a", {"n": 2})
-    await until(lambda: len(heard) >= 4)
-    assert sorted(heard) == [("task", True, 1), ("task", True, 2), ("thread", True, 1), ("thread", True, 2)]
+    await until(lambda: len(received) >= 4)
+    assert sorted(received) == [("task", True, 1), ("task", True, 2), ("thread", True, 1), ("thread", True, 2)]
     await aio.off(plain)
     await asyncio.to_thread(blocking.off, awaited)  # from a thread a task is ended, too
     assert tiers(store).handlings == []
@@ -270,12 +270,12 @@ async def test_blocking_code_waits_for_no_handler_of_the_loop_that_it_holds_up(
 ) -> None:
     """It ends by itself, once the event is handled, and no other member of its group is given that."""
     aio, blocking = apis(store)
-    began, go_on, heard = asyncio.Event(), asyncio.Event(), list[Any]()
+    began, go_on, received = asyncio.Event(), asyncio.Event(), list[Any]()
 
     async def first(event: Any) -> None:
         began.set()
         await go_on.wait()
-        heard.append(("first", event.data["n"]))
+        received.append(("first", event.data["n"]))
 
     aio.on("a", first, group="g")
     with pytest.raises(ConfigurationError, match=r"aio\.ready"):
@@ -290,11 +290,11 @@ async def test_blocking_code_waits_for_no_handler_of_the_loop_that_it_holds_up(
     assert not handling._idle._set
     go_on.set()
     await until(handling._job._task.done)
-    aio.on("a", lambda event: heard.append(("second", event.data["n"])), group="g")
+    aio.on("a", lambda event: received.append(("second", event.data["n"])), group="g")
     await aio.ready()
     await aio.emit("a", {"n": 2})
-    await until(lambda: len(heard) == 2)
-    assert heard == [("first", 1), ("second", 2)]
+    await until(lambda: len(received) == 2)
+    assert received == [("first", 1), ("second", 2)]
 
 
 async def test_a_handler_in_a_thread_may_take_itself_off_by_the_sync_api(
@@ -318,28 +318,28 @@ async def test_a_handler_in_a_thread_may_take_itself_off_by_the_sync_api(
 
 async def test_a_handler_ends_with_its_loop_and_the_others_go_on(store: Any) -> None:
     aio, blocking = apis(store)
-    heard: list[str] = []
+    received: list[str] = []
 
     async def listen() -> None:
         @aio.on("a")
         async def ends(event: Any) -> None:
-            heard.append("task")
+            received.append("task")
 
         await aio.ready()
         await aio.emit("a")
-        await until(lambda: "task" in heard)
+        await until(lambda: "task" in received)
 
     @blocking.on("a")
     def stays(event: Any) -> None:
-        heard.append("thread")
+        received.append("thread")
 
     await aio.ready()
     await asyncio.to_thread(lambda: asyncio.run(listen()))
-    await until(lambda: heard.count("thread") == 1)
+    await until(lambda: received.count("thread") == 1)
     assert [each.handler for each in tiers(store).handlings] == [stays]
     await aio.emit("a")
-    await until(lambda: heard.count("thread") == 2)
-    assert heard.count("task") == 1
+    await until(lambda: received.count("thread") == 2)
+    assert received.count("task") == 1
 
 
 # The end

@@ -23,10 +23,10 @@ async def unasked(partition: int, epoch: str) -> tuple[list[Any], set[str]]:
     return [], set()
 
 
-def lost(store: Any, *, heard: bool = False) -> str:
+def lost(store: Any, *, received: bool = False) -> str:
     """Empty Redis of what the namespace holds; the epoch that was there. What comes of it is late, unless `heard`."""
     home = tiers(store)
-    if not heard:
+    if not received:
         home.recovery._gather = unasked
     with redis_of(store) as client:
         epoch: str = client.hget(home.keys.partition(0).meta, "epoch").decode()
@@ -194,7 +194,7 @@ async def everything_is_put_back(opener: Any, **settings: Any) -> None:
     if home.unarchived.enabled:
         gather = home.gathering.gather
         home.gathering.gather = lambda *given, silence: gather(*given, silence=LONG)
-    lost(stores[0], heard=True)
+    lost(stores[0], received=True)
     session = stores[1].session("s")
     assert await session.get_all(fresh=True) == {"0": 3, "1": 3, "2": 3, "count": 12}
     assert await session.increment("count") == 13
@@ -237,7 +237,7 @@ async def test_whom_only_a_memory_knows_is_forgotten_all_the_same(opener: Any) -
         return store.replica in await tiers(other).presence.known()
 
     await until(is_known)
-    lost(store, heard=True)
+    lost(store, received=True)
     assert await other.forget("u") == 1
     assert await store.session("s").get_all(fresh=True) == {}
     assert not await store.admin.branches("s")

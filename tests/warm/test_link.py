@@ -191,7 +191,7 @@ class Replica:
     """A link, and what it told its owner."""
 
     def __init__(self, cluster: Cluster, max_staleness: float = 0.2) -> None:
-        self.cluster, self.heard, self.lost, self.epochs = cluster, dict[bytes, list[bytes]](), list[Freshness](), []
+        self.cluster, self.received, self.lost, self.epochs = cluster, dict[bytes, list[bytes]](), list[Freshness](), []
         self.epochs = list[tuple[int, str]]()
         self.rounds = rounds = Rounds(lambda: cluster.now)
         rounds._phase = cluster.now  # so that tests know when they are
@@ -202,8 +202,8 @@ class Replica:
 
     def watch(self, partition: int, name: str = "c") -> bytes:
         channel = f"{KEYS.partition(partition).meta.decode()[:-4]}{name}".encode()
-        self.heard[channel] = []
-        self.link.watch(channel, lambda of, payload: self.heard[of].append(payload))
+        self.received[channel] = []
+        self.link.watch(channel, lambda of, payload: self.received[of].append(payload))
         return channel
 
     async def hears(self, partition: int, name: str = "c") -> bytes:
@@ -320,7 +320,7 @@ async def a_slot_moves(cluster: Cluster) -> None:
     for channel in (moving, other):
         await cluster.until(lambda channel=channel: replica.link.confirmed(channel))
         assert cluster.servers["b:2"].heard_by(channel) == 1
-    assert replica.heard[moving] == [b"", b""]
+    assert replica.received[moving] == [b"", b""]
     assert replica.link.subscribed_as(moving) not in (b"", own), (
         "the name of before may still be a listener's somewhere"
     )
@@ -328,7 +328,7 @@ async def a_slot_moves(cluster: Cluster) -> None:
     assert replica.link.freshness(near) is kept
     await cluster.until(lambda: all(map(replica.good, (near, moving, other, far))))
     assert cluster.servers["b:2"].publish(moving, b"after") == 1
-    await cluster.until(lambda: replica.heard[moving][-1] == b"after")
+    await cluster.until(lambda: replica.received[moving][-1] == b"after")
     await replica.link.close()
 
 
@@ -409,7 +409,7 @@ async def test_leaving_what_the_server_ended_at_that_moment_confuses_no_other(cl
         wire.queue.put_nowait(each)
     wire.held = None
     await cluster.until(lambda: all(map(replica.good, [near, *asked])))
-    assert replica.heard[near] == [b""], "it was never lost"
+    assert replica.received[near] == [b""], "it was never lost"
     replica.link.leave(asked[0])
     assert not replica.link.confirmed(asked[0])
     assert replica.good(asked[1])

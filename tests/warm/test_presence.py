@@ -34,8 +34,8 @@ async def test_a_replica_tells_of_itself(opener: Any) -> None:
     assert one.status == {}
     assert one.positions == {"archived": 0, "archives": one.positions["archives"], "events": 0}
     asked = {"unarchived", "indexed", "unindexed"}
-    heard = {"link_silence_ms"}  # from when a link is needed, which may be between the beat and now
-    assert one.stats.keys() - heard == (await store.admin.stats()).keys() - asked - heard
+    received = {"link_silence_ms"}  # from when a link is needed, which may be between the beat and now
+    assert one.stats.keys() - received == (await store.admin.stats()).keys() - asked - received
 
 
 async def test_it_is_told_without_being_asked(opener: Any) -> None:
@@ -85,8 +85,8 @@ async def test_what_is_announced_later_does_not_change_with_what_was_given(store
 async def test_replicas_are_listed_the_oldest_first_until_they_leave(opener: Any) -> None:
     """Leaving is no loss: nobody is told."""
     stores = [await opener(beat=0.5) for _ in range(3)]
-    heard: list[Any] = []
-    stores[0].on("replica.*", heard.append)
+    received: list[Any] = []
+    stores[0].on("replica.*", received.append)
     await stores[0].ready()
     ids = [each.replica for each in stores]
 
@@ -100,7 +100,7 @@ async def test_replicas_are_listed_the_oldest_first_until_they_leave(opener: Any
     await stores[1].close()
     assert await listed() == [ids[0], ids[2]]
     await asyncio.sleep(2.5)  # four beats and more: that nothing comes cannot be waited for
-    assert heard == []
+    assert received == []
 
 
 @real
@@ -196,8 +196,8 @@ async def test_if_it_stayed_on_the_roll_it_would_be_told_of_again(opener: Any) -
 async def test_a_replica_that_was_only_paused_comes_back(opener: Any) -> None:
     settings = {"url": opener.url, "archive": opener.archive, "namespace": opener.namespace, "beat": 0.4}
     store = await opener(beat=0.4)
-    heard: list[Any] = []
-    store.on("replica.*", heard.append)
+    received: list[Any] = []
+    store.on("replica.*", received.append)
     await store.ready()
     with Worker("present", **settings) as worker:
         replica = worker.line()
@@ -211,13 +211,13 @@ async def test_a_replica_that_was_only_paused_comes_back(opener: Any) -> None:
         await until(listed)
         os.kill(worker.process.pid, signal.SIGSTOP)
         await until(lost)
-        await until(lambda: heard)
+        await until(lambda: received)
         os.kill(worker.process.pid, signal.SIGCONT)
         await until(listed)
         worker.say("close")
         await until(lost)
     await asyncio.sleep(2)
-    assert [(each.type, each.data["replica"]) for each in heard] == [("replica.lost", replica)]
+    assert [(each.type, each.data["replica"]) for each in received] == [("replica.lost", replica)]
 
 
 async def all_late(opener: Any) -> list[str]:
@@ -226,8 +226,8 @@ async def all_late(opener: Any) -> list[str]:
     for _ in range(3):
         stores.append(await opener(beat=0.6))
         await asyncio.sleep(0.2)  # so that they do not beat at the same moment
-    heard: list[Any] = []
-    stores[0].on("replica.lost", heard.append)
+    received: list[Any] = []
+    stores[0].on("replica.lost", received.append)
     await stores[0].ready()
     # Where such events go: what comes first there waits for SQL, and those that are late are soon late no more.
     partition_of = tiers(stores[0]).keys.partition_of
@@ -237,7 +237,7 @@ async def all_late(opener: Any) -> list[str]:
         client.zadd(core(stores[0])._lifecycle.context.keys.roll, {each.replica: 1000 for each in stores})
     await asyncio.sleep(1.5)
     assert len(await stores[0].admin.replicas()) == 3
-    return [each.data["replica"] for each in heard]
+    return [each.data["replica"] for each in received]
 
 
 @pytest.mark.wide
@@ -293,15 +293,15 @@ async def test_if_all_beat_alike_a_large_fleet_would_beat_as_much_as_it_is_large
 async def test_while_redis_stands_still_nobody_is_lost(opener: Any) -> None:
     with own_server(opener) as server:
         stores = [await opener(url=server.url, beat=0.5) for _ in range(3)]
-        heard: list[Any] = []
-        stores[0].on("replica.lost", heard.append)
+        received: list[Any] = []
+        stores[0].on("replica.lost", received.append)
         await stores[0].ready()
         server.pause()
         await asyncio.sleep(2.5)
         server.resume()
         await asyncio.sleep(1.5)
         assert len(await stores[0].admin.replicas()) == 3
-        assert heard == []
+        assert received == []
         for store in stores:
             await store.close()
 
@@ -310,13 +310,13 @@ async def test_while_redis_stands_still_nobody_is_lost(opener: Any) -> None:
 @real
 async def test_whoever_died_with_the_whole_fleet_is_told_of_by_the_next(opener: Any) -> None:
     store = await opener(beat=0.1)
-    heard: list[Any] = []
-    store.on("replica.lost", heard.append)
+    received: list[Any] = []
+    store.on("replica.lost", received.append)
     await store.ready()
     lose(store, "long-gone")
-    await until(lambda: heard)
-    assert heard[0].data == {"replica": "long-gone", "host": "", "pid": 0}
-    assert heard[0].subject == "replica:long-gone"
+    await until(lambda: received)
+    assert received[0].data == {"replica": "long-gone", "host": "", "pid": 0}
+    assert received[0].subject == "replica:long-gone"
 
 
 @single

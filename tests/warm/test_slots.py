@@ -70,8 +70,8 @@ def test_partitions_lie_evenly_over_the_slots(cluster: RedisServer, partitions: 
 async def everything(opener: Any, **settings: Any) -> None:
     """What a store and its background work do."""
     store, other = await opener(**settings, sweep=0.05), await opener(**settings)
-    heard = list[Any]()
-    store.on("*", heard.append, group="all")
+    received = list[Any]()
+    store.on("*", received.append, group="all")
     await store.ready()
     for id in HOSTILE[:20]:
         session = store.session(id, user="u")
@@ -103,8 +103,8 @@ async def everything(opener: Any, **settings: Any) -> None:
     assert await store.delete("copy") > 0
     with pytest.raises(NotFound):
         await store.delete("never")
-    await until(lambda: any(each.type == "session.expired" for each in heard))
-    await store.off(heard.append)
+    await until(lambda: any(each.type == "session.expired" for each in received))
+    await store.off(received.append)
     assert await store.forget("u") >= 21
     assert all(finding.ok for finding in await store.admin.doctor() if finding.name in ("scripts", "sql quarantine"))
     await store.close()
