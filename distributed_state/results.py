@@ -151,8 +151,8 @@ def fold(changes: Iterable[Change], *, start: Snapshot | None = None) -> Snapsho
 
     `fold(session.history())` is the present state. `start` is the state before the first change: `at(version=n)` for
     `history(after=n)`, and for a fork that of its source at the change's `from_version`. Without it the record begins
-    empty. Items are not part of a Snapshot. Raises InvalidValue if a change is missing, for example because it was
-    purged.
+    empty. Items are not part of a Snapshot. An expired field stays until a change removes it, as in `at`. Raises
+    InvalidValue if a change is missing, for example because it was purged.
     """
     version = 0 if start is None else start.version
     fields = {} if start is None else dict(start.fields)

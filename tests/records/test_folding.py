@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from below import until
 from reaping import Sweeps, quiet
 
-from distributed_state import InvalidValue, NotFound, PutItem, fold
+from distributed_state import Encryption, InvalidValue, KeyRing, NotFound, PutItem, fold
+from distributed_state.results import Change
 
 
 def said(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-async def one_step(dice: random.Random, store: Any, session: Any) -> None:
-    """A random change of any kind."""
+def shuffled(dice: random.Random, many: int) -> Iterator[int]:
+    """Each number below `many` in a random order, again and again: none is left out by chance."""
+    while True:
+        yield from dice.sample(range(many), many)
+
+
+async def one_step(dice: random.Random, store: Any, session: Any, ways: Iterator[int], back: Iterator[int]) -> None:
+    """A random change: the next of the `ways`, or of those `back` from a deletion."""
     key, value = dice.choice("abcd"), dice.choice([1, "x", [1, {"y": None}], {}, 2.5, None, b"\xff"])
     version = await session.version(fresh=True)
     if not await session.exists(fresh=True):
-        match dice.randrange(4):
+        match next(back):
             case 0:
                 await session.create({"a": 1})
             case 1:
@@ -34,49 +42,57 @@ async def one_step(dice: random.Random, store: Any, session: Any) -> None:
                 async with session.turn(revive=True) as turn:
                     turn["b"] = 2
         return
-    match dice.randrange(22):
+    match next(ways):
         case 0:
-            await session.set(key, value)
+            await session.set(key, value, ttl=dice.choice([None, 0.001, 3600]))
         case 1:
             await session.write(set={key: value, "n": 1}, delete=["a"], tag={"run": ["r1", key]}, untag={"run": "r2"})
         case 2:
             await session.delete(key)
-        case 3 | 4 | 5:
+        case 3 | 4:
             await session.append(*(said(f"{version}.{n}") for n in range(dice.randint(1, 4))))
-        case 6:
-            await session.clear()
-        case 7:
-            await session.clear(messages=True, items=dice.random() < 0.5)
-        case 8 | 9:
+        case 5:
+            await session.clear(messages=dice.random() < 0.5, items=dice.random() < 0.5)
+        case 6 | 7:
+            await session.append(said("to be taken back"))
             await session.pop_message()
-        case 10 | 11:
+        case 8:
             shown = await session.messages()
             after = dice.choice([None, *(message.number for message in shown)])
             await session.replace_messages([said(f"instead {version}")] * dice.randint(0, 2), after=after)
-        case 12:
+        case 9:
             await session.write(phase=dice.choice(["planning", "executing"]))
-        case 13:
+        case 10:
             await session.restore_state({"fields": {"z": value if value != b"\xff" else 0}, "phase": None})
-        case 14:
+        case 11:
             await session.restore_state({"fields": {}, "messages": [said("restored")]})
-        case 15:
-            await session.checkpoint(f"label {version}")
-        case 16 | 17 if version > 1:
+        case 12:
+            await session.checkpoint("here")
+            await session.append(said("to be rolled back"))
+            await session.rollback(**dice.choice([{"steps": 1}, {"label": "here"}, {"checkpoints": 1}]))
+        case 13:
             target = dice.randint(1, version)
             if not (await session.at(version=target)).deleted:
                 await session.rollback(version=target)
-        case 18:
+        case 14:
+            await session.append(said("to be cleaned up"))
             await store.admin.cleanup(session.id, days=0)
-        case 19:
+        case 15:
             await store.delete(session.id)
-        case 20:
-            async with session.turn(request_id=f"r{version}") as turn:
+        case 16:
+            async with session.turn(request_id=f"{session.id} {version}") as turn:
                 turn.append(said("in a turn"))
                 turn["t"] = version
-        case 21:
+        case 17:
             await session.write(items=[PutItem(collection="c", key=key, value=1)], increment={"i": 2})
-        case _:
+        case 18:
             await session.update("o", {key: "u"})
+        case 19:
+            async with session.transaction() as view:
+                view["k"] = value
+
+
+WAYS, BACK = 20, 4
 
 
 def whole(state: Any) -> Any:
@@ -100,12 +116,33 @@ async def folded_from_within(session: Any) -> None:
             assert whole(fold(later, start=start)) == whole(await session.at(version=history[-1].version))
 
 
+REACHED = {
+    "append", "checkpoint", "cleanup", "clear", "delete", "pop", "replace", "restore", "rollback", "set", "transaction",
+    "turn", "update", "write",
+    "deleted", "appended", "phase", "tagged", "untagged", "items", "label", "cleared", "kept", "restored",
+    "fields cleared", "items cleared", "messages cleared", "phase cleared", "tags cleared", "record cleared",
+}  # fmt: skip
+
+PARTS = [part.name for part in fields(Change)]
+
+
+def reached(history: list[Any]) -> set[str]:
+    """The kinds of these changes, and the parts that they name."""
+    found = {change.kind for change in history}
+    for change in history:
+        found |= {part for part in PARTS if getattr(change, part) not in (None, (), {})}
+        found |= {f"{part} cleared" for part in change.cleared}
+    return found
+
+
 async def program(opener: Any, seed: int, **settings: Any) -> None:
     dice, store = random.Random(seed), await opener(snapshot_every=7, recent_messages=5, **settings)
     session = store.session(f"s{seed}", user="u1")
+    ways, back = shuffled(dice, WAYS), shuffled(dice, BACK)
     await session.set("a", 0)
     for _ in range(50):
-        await one_step(dice, store, session)
+        await one_step(dice, store, session, ways, back)
+    assert reached(await session.history()) >= REACHED
     await folded(session)
     await folded_from_within(session)
     alive = [n for n in range(1, await session.version() + 1) if not (await session.at(version=n)).deleted]
@@ -113,7 +150,7 @@ async def program(opener: Any, seed: int, **settings: Any) -> None:
     await session.fork(f"fork{seed}", version=origin)
     fork = store.session(f"fork{seed}", user="u1")
     for _ in range(12):
-        await one_step(dice, store, fork)
+        await one_step(dice, store, fork, ways, back)
     assert (await fork.history())[0].from_version == origin
     await folded(fork, await session.at(version=origin))
 
@@ -121,6 +158,10 @@ async def program(opener: Any, seed: int, **settings: Any) -> None:
 @pytest.mark.parametrize("seed", range(6))
 async def test_the_fold_of_a_history_is_the_state(opener: Any, seed: int) -> None:
     await program(opener, seed)
+
+
+async def test_the_fold_of_an_encrypted_history_is_the_state(opener: Any) -> None:
+    await program(opener, 200, encryption=Encryption(KeyRing({"k": bytes(32)}), fields=tuple("abcdkoz")))
 
 
 @pytest.mark.only(warm="real")
