@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -45,6 +46,7 @@ _MANY_BEHIND = 10_000  # records
 _CROWDED = 0.8  # of a limit
 _FLOOR = (7, 0)
 _ELECTION = 2.0  # seconds until a new primary has been elected and is known
+_DB = re.compile(r"db\d+")
 Info = dict[str, str]
 
 
@@ -180,7 +182,6 @@ def _server(info: Info, level: Level) -> list[Finding]:
     limit = int(info.get("maxmemory", 0))
     role = info.get("role", "master")
     persistent = info.get("aof_enabled") == "1"
-    used = int(info.get("used_memory", 0))
     clients = int(info.get("maxclients", 0))
     return [
         Finding("version", numbers >= _FLOOR, version, "use Redis 7.0 or Valkey 7.2, or newer", fatal=True),
@@ -198,14 +199,41 @@ def _server(info: Info, level: Level) -> list[Finding]:
             "persistence", persistent or level is ARCHIVED, "AOF" if persistent else "no AOF",
             "without appendonly yes, commits that are not archived yet are lost when Redis restarts",
         ),
-        Finding(
-            # With eviction of archived records, memory is always nearly full.
-            "memory", not limit or policy.startswith("volatile") or used < _CROWDED * limit,
-            f"{used / 2**20:.0f} MB" + (f" of {limit / 2**20:.0f}" if limit else ""),
-            "when memory is full, Redis refuses writes: raise maxmemory, or expire idle sessions (session_idle)",
-        ),
+        _memory(info),
         *([_connections("connections", int(info.get("connected_clients", 0)), clients)] if clients else []),
     ]  # fmt: skip
+
+
+def _memory(info: Info) -> Finding:
+    used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    lasting = lasting_share(info)
+    found = f"{used / 2**20:.0f} MB" + (f" of {limit / 2**20:.0f}" if limit else "")
+    if lasting is not None and lasting < used / limit:
+        found += f", about {lasting * limit / 2**20:.0f} MB of it cannot be evicted"
+    advice = (
+        "when it is full of data that cannot be evicted, Redis refuses writes: archive it (see sql, archivers, lag), "
+        "raise maxmemory, or expire idle sessions (session_idle)"
+    )
+    if limit and used >= limit and info.get("current_eviction_exceeded_time", "0") != "0":
+        return Finding("memory", False, f"full: writes are refused; {found}", advice)
+    return Finding("memory", lasting is None or lasting < _CROWDED, found, advice)
+
+
+def lasting_share(info: Info) -> float | None:
+    """The share of a server's maxmemory that eviction cannot free; None without maxmemory.
+
+    With a volatile policy, Redis evicts keys that have an expiry, which only archived records have; the server knows
+    how many these are, but not their size. As it evicts them, the estimate approaches the true share.
+    """
+    limit = int(info.get("maxmemory", 0))
+    if not limit:
+        return None
+    share = int(info.get("used_memory", 0)) / limit
+    if not info.get("maxmemory_policy", "").startswith("volatile"):
+        return share
+    counts = [dict(each.split("=") for each in line.split(",")) for name, line in info.items() if _DB.fullmatch(name)]
+    keys = sum(int(each["keys"]) for each in counts)
+    return share * (keys - sum(int(each["expires"]) for each in counts)) / keys if keys else share
 
 
 def _connections(name: str, used: int, most: int) -> Finding:
@@ -413,6 +441,8 @@ def _archivers(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
     here = tiers.settings.archiver
     found = f"{len(at_work)} of {len(replicas)} replicas archive {taken} of {count} partitions"
     advice = "start `distributed-state archiver`: until then nothing reaches SQL, and full journals refuse writes"
+    if tiers.cold.away:
+        advice = "SQL is unavailable, and archivers wait for it: see sql; until then full journals refuse writes"
     findings = [Finding("archivers", bool(at_work) or here, found, advice)]
     return findings + [
         Finding(f"archiver {each.id}", False, f"{each.host}, process {each.pid}: {each.archiving}", _STOPPED)

@@ -216,7 +216,7 @@ FIGURES = (
     ),
     Figure(
         "redis_memory_ratio", "gauge",
-        "Highest used_memory/maxmemory of any Redis server; absent without maxmemory or if archived data is evicted",
+        "Highest share of maxmemory that eviction cannot free, of any Redis server; absent without maxmemory",
         _of_redis(lambda seen: seen.memory),
     ),
     Figure(

@@ -19,7 +19,7 @@ from distributed_state.cold.store import RECENT
 from distributed_state.errors import StateError
 from distributed_state.settings import Settings
 from distributed_state.store import doctor
-from distributed_state.store.doctor import Journals, look, server_info
+from distributed_state.store.doctor import Journals, lasting_share, look, server_info
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.workers import JobWorker
 from distributed_state.warm.answers import PartitionState
@@ -77,8 +77,8 @@ _SQL_EVERY = 15.0
 class Seen:
     """The journals that this replica archives, and their servers.
 
-    `memory` and `connections` are the used shares of the limits of the fullest Redis server; None without a limit, or
-    where archived records are evicted.
+    `memory` and `connections` are the used shares of the limits of the fullest Redis server; None without a limit.
+    Memory that eviction can free is not counted.
     """
 
     journals: Journals
@@ -181,7 +181,10 @@ def begin(tiers: Tiers) -> None:
 
 
 async def _shares(tiers: Tiers) -> tuple[float | None, float | None]:
-    """The used shares of memory and of connections of the fullest server. The embedded server has no limits."""
+    """The shares of memory that cannot be freed, and of connections, of the fullest server.
+
+    The embedded server has no limits.
+    """
     memory = connections = None
     for node in tiers.port.nodes():
         try:
@@ -189,10 +192,9 @@ async def _shares(tiers: Tiers) -> tuple[float | None, float | None]:
         except StateError as error:
             log.debug("the limits of %s cannot be read: %s", node, error)
             continue
-        limit, clients = int(info.get("maxmemory", 0)), int(info.get("maxclients", 0))
-        if limit and not info.get("maxmemory_policy", "").startswith("volatile"):
-            memory = max(memory or 0.0, int(info["used_memory"]) / limit)
-        if clients:
+        if (lasting := lasting_share(info)) is not None:
+            memory = max(memory or 0.0, lasting)
+        if clients := int(info.get("maxclients", 0)):
             connections = max(connections or 0.0, int(info["connected_clients"]) / clients)
     return memory, connections
 

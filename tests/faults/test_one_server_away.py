@@ -141,7 +141,7 @@ async def test_of_a_batch_the_records_of_the_other_servers_are_written(opener: A
     """And whoever sent it is told of the rest."""
     with cluster() as running:
         opener.url = running.url
-        store = await opener(partitions=PARTITIONS, retry_for=2.0, archiver=False)
+        store = await opener(partitions=PARTITIONS, retry_for=6.0, archiver=False)
         places = ids(store)
         away, *others = places
         every = [name for names in places.values() for name in names]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
@@ -24,7 +25,16 @@ from scraping import Scrape, undressed
 from sqlalchemy import create_engine
 from sync_api import Blocking
 
-from distributed_state import ConfigurationError, Conflict, Fenced, LockTimeout, StateError, StateStore
+from distributed_state import (
+    Backpressure,
+    ColdUnavailable,
+    ConfigurationError,
+    Conflict,
+    Fenced,
+    LockTimeout,
+    StateError,
+    StateStore,
+)
 from distributed_state.programs.servers import free_port
 from distributed_state.store import watch
 from distributed_state.store.metrics import serve
@@ -269,11 +279,51 @@ async def test_figures_of_a_server_that_is_away_say_how_old_they_are(
         await until(lambda: 0.1 < (scrape("redis_memory_ratio") or 0) < 0.9)
         assert 0 < (scrape("redis_connections_ratio") or 0) < 0.5
         assert (scrape("journal_seen_seconds") or 9) < 2
-        with redis_of(store) as client:
-            client.config_set("maxmemory-policy", "volatile-lru")
-        await until(lambda: scrape("redis_memory_ratio") is None)  # what is archived makes room
         server.stop()
         await until(lambda: (scrape("journal_seen_seconds") or 0) > 2)
+
+
+@pytest.mark.only(face="asyncio")
+async def test_a_redis_full_of_what_cannot_be_evicted_is_told_from_one_full_of_what_can(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "_EVERY", 0.1)
+    with own_server(opener) as server:
+        opener.url = server.url
+        store = await opener(durability="memory", retry_for=0.5)
+        scrape = Scrape(store)
+        number = itertools.count()
+
+        async def fill() -> None:
+            for _ in range(50):
+                await store.session(f"s{next(number)}").set("text", "x" * 10_000)
+
+        async def memory() -> Any:
+            return next(each for each in await store.admin.doctor() if each.name == "memory")
+
+        await fill()
+        await store.admin.archive()
+        with redis_of(store) as client:
+            client.config_set("maxmemory-policy", "volatile-lru")
+            client.config_set("maxmemory", client.info("memory")["used_memory"] + 1_500_000)
+            for _ in range(8):  # several times as much as there is room for
+                await fill()
+                await store.admin.archive()
+            assert client.info("stats")["evicted_keys"] > 0
+        await until(lambda: 0 < (scrape("redis_memory_ratio") or 0) < 0.8)
+        assert (await memory()).ok
+
+        def away(*_: Any) -> None:
+            raise ColdUnavailable("SQL is away")
+
+        monkeypatch.setattr(tiers(store).cold, "archive", away)
+        with pytest.raises(Backpressure):
+            while True:
+                await fill()
+        await until(lambda: (scrape("redis_memory_ratio") or 0) > 0.8)
+        found = await memory()
+        assert not found.ok
+        assert found.found.startswith("full: writes are refused")
 
 
 @pytest.mark.replicas

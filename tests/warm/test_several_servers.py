@@ -57,6 +57,10 @@ def test_a_server_that_is_away_is_shown_and_not_refused() -> None:
         looked_at(a=WarmUnavailable("a: refused"), b=WarmUnavailable("b: refused"))
 
 
+CACHE = b"used_memory:99\r\nmaxmemory:100\r\nmaxmemory_policy:volatile-lru"
+FULL = CACHE.replace(b"99", b"100")
+
+
 @pytest.mark.parametrize(
     ("said", "name", "ok"),
     [
@@ -65,7 +69,14 @@ def test_a_server_that_is_away_is_shown_and_not_refused() -> None:
         (b"used_memory:79\r\nmaxmemory:100", "memory", True),
         (b"used_memory:81\r\nmaxmemory:100", "memory", False),
         (b"used_memory:81\r\nmaxmemory:0", "memory", True),
-        (b"used_memory:99\r\nmaxmemory:100\r\nmaxmemory_policy:volatile-lru", "memory", True),
+        (CACHE + b"\r\ndb0:keys=100,expires=90,avg_ttl=0", "memory", True),
+        (CACHE + b"\r\ndb0:keys=100,expires=90\r\ndb1:keys=900,expires=0", "memory", False),
+        (CACHE + b"\r\ndb0:keys=100,expires=90\r\ncurrent_eviction_exceeded_time:7", "memory", True),
+        (
+            CACHE.replace(b"99", b"100") + b"\r\ndb0:keys=9,expires=8\r\ncurrent_eviction_exceeded_time:7",
+            "memory",
+            False,
+        ),
     ],
 )
 def test_a_limit_that_is_near_is_told(said: bytes, name: str, ok: bool) -> None:
