@@ -153,7 +153,7 @@ INNER = {
         "release_call",
         "release_answered",
         "protect",
-        "gone",
+        "fenced",
         "leave",
     },
     "AsyncEdit": {"finish"},

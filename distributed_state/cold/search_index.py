@@ -312,18 +312,18 @@ _VISIBLE = frozenset({SEGMENTS, START, NEXT, DELETED, OWNER, PARENT})
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A record with unindexed changes, and the rows that note them. `gone`: it was erased."""
+    """A record with unindexed changes, and the rows that note them. `erased`: the record was erased."""
 
     key: int
     partition: int
     rows: tuple[int, ...]
     record: str
-    gone: bool = False
+    erased: bool = False
     owner: str | None = None
     epoch: str = ""
     version: int = 0
     deleted: bool = False
-    known: tuple[str, int] | None = None  # the epoch and version that the index has
+    indexed: tuple[str, int] | None = None  # the epoch and version that the index has
 
 
 def waiting(sql: Sql, settled: str) -> list[int] | None:
@@ -388,12 +388,12 @@ def next_due(sql: Sql, some: Collection[int], limit: int) -> tuple[list[Due], bo
         ids = tuple(row.id for row in noted)
         if key not in there:
             text = next((row.gone for row in noted if row.gone), "")
-            found.append(Due(key, noted[0].partition, ids, text, gone=True))
+            found.append(Due(key, noted[0].partition, ids, text, erased=True))
             continue
         _, record, owner, epoch, version, deleted, *known = there[key]
         at = (known[0], known[1]) if known[0] is not None else None
         found.append(Due(key, noted[0].partition, ids, record, False, owner, epoch, version, deleted, at))
-    return sorted(found, key=lambda each: not each.gone), len(oldest) == limit
+    return sorted(found, key=lambda each: not each.erased), len(oldest) == limit
 
 
 def waits(sql: Sql, up_to: int) -> bool:
@@ -408,7 +408,7 @@ def last_due(sql: Sql) -> int:
     return sql.execute(query).scalar() or 0
 
 
-def gone(sql: Sql) -> list[str]:
+def erased_texts(sql: Sql) -> list[str]:
     """The texts of erased records that a user's own index may still have."""
     d = due.c
     query = select(d.gone).where(d.namespace == sql.namespace, d.gone.is_not(None)).order_by(d.id)
@@ -465,7 +465,7 @@ def changes(sql: Sql, some: Sequence[Due]) -> list[Changed | None]:
     found: list[Changed | None] = []
     size = 0
     for one in some:
-        found.append(None if one.gone else _changed(sql, one))
+        found.append(None if one.erased else _changed(sql, one))
         size += found[-1].size if found[-1] else 0
         if size >= _BYTES:
             break
@@ -474,10 +474,10 @@ def changes(sql: Sql, some: Sequence[Due]) -> list[Changed | None]:
 
 def _changed(sql: Sql, one: Due) -> Changed | None:
     """The next changes of a record from its indexed version on; None if it must be compared as a whole."""
-    if one.known is None or one.deleted or one.known[0] != one.epoch or one.known[1] > one.version:
+    if one.indexed is None or one.deleted or one.indexed[0] != one.epoch or one.indexed[1] > one.version:
         return None
     pieces: dict[Name, Piece] = {}
-    at, size = one.known[1], 0
+    at, size = one.indexed[1], 0
     while at < one.version and size < _BYTES:
         found = record_history.whole(sql, one.key, one.record, at, one.version + 1, _ENTRIES)
         if not found:
@@ -600,7 +600,7 @@ def write(sql: Sql, claimer: str, until_ms: int, writes: Sequence[Write], langua
     query = select(r.key, h.epoch, h.version).outerjoin_from(records, heads, h.record == r.key)
     rows = sql.execute(query.where(sql.among(r.key, numbers)))
     known = {key: None if epoch is None else (epoch, version) for key, epoch, version in rows}
-    living = [each for each in writes if each.due.key in known and known[each.due.key] == each.due.known]
+    living = [each for each in writes if each.due.key in known and known[each.due.key] == each.due.indexed]
     _change(sql, living, language)
     at = [(each.due.key, *each.done) for each in living if each.done]
     sql.put(heads, at)

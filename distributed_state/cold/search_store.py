@@ -107,7 +107,7 @@ class SearchStore(Part):
     claim = writes(search_index.claim)
     release = writes(search_index.release)
     next_due = reads_long(search_index.next_due)
-    gone = reads(search_index.gone)
+    erased_texts = reads(search_index.erased_texts)
     changes = reads_long(search_index.changes)
     whole = reads_long(search_index.whole)
     messages = reads_long(search_index.messages)

@@ -393,7 +393,7 @@ class AsyncTurn(Transaction):
             request_log.add(most, self._workspace.changes, begun, self._request, kept)
         changes = self._workspace.end()
         if (effect or changes) and self._tiers.leases.lock_value(context.text) != self._lease.lock_value:
-            raise self._lease.gone("nothing was sent")  # not lost, but ended with a surrounding lock
+            raise self._lease.fenced("nothing was sent")  # not lost, but ended with a surrounding lock
         if changes is None:
             if effect:
                 await self._user.apply(effect)

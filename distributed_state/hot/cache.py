@@ -50,10 +50,10 @@ class Flight:
 
 
 class Loads:
-    """The loads of one reader. Their results go into `found`, by record; all flights land when the `with` ends."""
+    """The loads of one reader. Their results go into `loaded`, by record; all flights land when the `with` ends."""
 
     def __init__(self, hot: Hot) -> None:
-        self.found: dict[str, CachedRecord] = {}
+        self.loaded: dict[str, CachedRecord] = {}
         self.body = Body()
         self._hot = hot
         self._own: list[tuple[str, Flight]] = []
@@ -77,7 +77,7 @@ class Loads:
     @leaving("body")
     def __exit__(self, *_: object) -> None:
         for text, flight in self._own:
-            self._hot.land(text, flight, self.found.get(text))
+            self._hot.land(text, flight, self.loaded.get(text))
 
 
 class Hot:
@@ -117,13 +117,13 @@ class Hot:
         self.hits += 1
         return entry
 
-    def known(self, text: str) -> CachedRecord | None:
+    def cached(self, text: str) -> CachedRecord | None:
         """The copy of a record, even if hot may not answer from it: the server is then asked whether it is current."""
         return self.entries.get(text) or self._aside.get(text)
 
     def aside(self, text: str) -> CachedRecord | None:
         """The copy of a record that was read under a subscription that has ended."""
-        entry = self.known(text)
+        entry = self.cached(text)
         return entry if entry is not None and entry.freshness.over else None
 
     def all_aside(self) -> list[str]:

@@ -405,7 +405,7 @@ class Follower(JobWorker):
         await self._setting.renew(self._port, self._search)
         index = self._setting.search.index
         if index is not None and await self._setting.follows(self._port, self._search):
-            gone = [removed(text) for text in await self._port.sql(self._search.gone) if text]
+            gone = [removed(text) for text in await self._port.sql(self._search.erased_texts) if text]
             if gone:
                 await call_user(self._port, "index.apply", index.apply, gone)
 
@@ -498,12 +498,12 @@ class Round:
 
     async def take(self, one: Due, changed: Changed | None) -> None:
         """Index the changes of one record."""
-        if one.gone or one.known == (one.epoch, one.version):
-            if one.gone:
+        if one.erased or one.indexed == (one.epoch, one.version):
+            if one.erased:
                 self._shows_no_more(one.record)
-            if one.gone and self._elsewhere and one.record:
+            if one.erased and self._elsewhere and one.record:
                 self._rows.append(removed(one.record))
-            self._note(Write(one, done=None if one.gone else one.known))
+            self._note(Write(one, done=None if one.erased else one.indexed))
         elif changed is not None:
             write = Write(one, done=(one.epoch, changed.version))
             self._add(write, changed.pieces, changed.version, {}, set())

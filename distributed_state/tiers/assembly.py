@@ -155,9 +155,9 @@ class Tiers:
         entry = self.hot.entries.get(text)
         return entry is not None and self.hot.clock() < entry.freshness.good_until - most + max_staleness
 
-    def _lost(self, gone: list[Freshness]) -> None:
-        self.hot.lose(gone)
-        for each in gone:
+    def _lost(self, lost: list[Freshness]) -> None:
+        self.hot.lose(lost)
+        for each in lost:
             self._epochs.pop(each.partition, None)
 
     def listen(self, keys: RecordKeys) -> Freshness | None:
@@ -179,7 +179,7 @@ class Tiers:
             while len(self._listening) - len(silent) > 2 * self.settings.hot_entries + 100:
                 oldest = next(iter(self._listening))
                 self._listening[oldest] = self._listening.pop(oldest)
-                if self.hot.known(oldest) is None:
+                if self.hot.cached(oldest) is None:
                     silent.append(oldest)
         self.link.watch(keys.channel, self._handler)
         for each in silent:
@@ -254,7 +254,7 @@ class Tiers:
         if not self.unarchived.enabled:
             return [], set()
         now = self.port.monotonic()
-        known = await self.presence.known()
+        known = await self.presence.replica_ids()
         # A replica that was silent for one partition is not waited for again in each of the others.
         waited = {each for each in known if now - self._silent.get(each, -math.inf) > _SILENT_SECONDS}
         found, silent = await self.gathering.gather(partition, epoch, waited, silence=_SILENCE)

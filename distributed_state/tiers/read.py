@@ -47,7 +47,7 @@ async def _ask(tiers: Tiers, keys: RecordKeys, *, fresh: bool) -> CachedRecord:
     """Load the record from the server. Concurrent readers of a record share one load, except `fresh` ones."""
     hot = tiers.hot
     text = keys.ref.text
-    known = hot.known(text)
+    cached = hot.cached(text)
     alone = fresh
     away = False
     for attempt in range(ROUNDS):
@@ -55,7 +55,7 @@ async def _ask(tiers: Tiers, keys: RecordKeys, *, fresh: bool) -> CachedRecord:
             flight, ours = loads.take_off(text, freshness=tiers.listen(keys), alone=alone)
             if ours:
                 try:
-                    loads.found[text] = await _load(tiers, keys, known)
+                    loads.loaded[text] = await _load(tiers, keys, cached)
                 except WarmUnavailable:
                     flight.lost = True
                     raise
@@ -68,11 +68,11 @@ async def _ask(tiers: Tiers, keys: RecordKeys, *, fresh: bool) -> CachedRecord:
                 account.add(began)  # the leader got no answer, so this wait counts as a wait for Redis
         elif attempt >= _OVERTAKEN:
             # Others write faster than this reads. The result lacks only changes that were made after the read began.
-            return await _living(tiers, loads.found[text])
+            return await _living(tiers, loads.loaded[text])
         if flight.result is not None:
             return await _living(tiers, flight.result)
         # A newer version was published meanwhile, or the leader of the flight failed: try again.
-        known = None
+        cached = None
     raise WarmUnavailable(f"{text[:200]}: changes faster than it can be read")
 
 
@@ -104,12 +104,12 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys], *, fresh: bool = F
     """Read several records: those that hot does not have in one round trip. `fresh` asks the server for all."""
     entries = {keys: None if fresh else tiers.hot.get(keys.ref.text) for keys in many}
     missing = [keys for keys, entry in entries.items() if entry is None]
-    known = [tiers.hot.known(keys.ref.text) for keys in missing]
+    cached = [tiers.hot.cached(keys.ref.text) for keys in missing]
     with Loads(tiers.hot) as loads:
         flights = [loads.take_off(keys.ref.text, freshness=tiers.listen(keys), alone=True)[0] for keys in missing]
-        asked = [(keys, *_seen(entry)) for keys, entry in zip(missing, known, strict=True)]
+        asked = [(keys, *_seen(entry)) for keys, entry in zip(missing, cached, strict=True)]
         answers = await tiers.warm.read_many(asked)
-        for keys, entry, answer in zip(missing, known, answers, strict=True):
+        for keys, entry, answer in zip(missing, cached, answers, strict=True):
             if isinstance(answer, StateError):
                 raise answer
             found = None
@@ -119,7 +119,7 @@ async def read_many(tiers: Tiers, many: Sequence[RecordKeys], *, fresh: bool = F
                 tiers.see(keys.partition, answer[0])
                 found = CachedRecord.read(tiers.codec_of(keys.ref.text), answer[0], answer[1:])
             if found is not None:
-                loads.found[keys.ref.text] = found
+                loads.loaded[keys.ref.text] = found
     for keys, flight in zip(missing, flights, strict=True):
         entries[keys] = flight.result or await read(tiers, keys, fresh=fresh)
     return [await _living(tiers, entry) for keys in many if (entry := entries[keys]) is not None]
@@ -129,42 +129,42 @@ async def hold(tiers: Tiers, keys: RecordKeys, lease: AsyncLease) -> CachedRecor
     """Take a lease and read the record under it, in one round trip if no other holder has it."""
     hot = tiers.hot
     text = keys.ref.text
-    known = hot.known(text)
+    cached = hot.cached(text)
     found = None
     with Loads(hot) as loads:
         # Private, because other readers must not wait for this lease.
         loads.take_off(text, freshness=tiers.listen(keys), alone=True, private=True)
         # Sent after acquire.lua (and repeated with it after NOSCRIPT), so it reads the record after the lease was
         # granted.
-        answer = await lease.acquire_and((READ, *tiers.warm.read_call(keys, *_seen(known))))
+        answer = await lease.acquire_and((READ, *tiers.warm.read_call(keys, *_seen(cached))))
         if isinstance(answer, list):
-            found = await _understand(tiers, keys, known, tiers.warm.found(answer))
-            hot.count(known if found is known else None)
+            found = await _understand(tiers, keys, cached, tiers.warm.read_answer(answer))
+            hot.count(cached if found is cached else None)
         if found is not None:
-            loads.found[text] = found
+            loads.loaded[text] = found
     # None: the lease nests in another one of this task, or the read has to be repeated.
     return await _living(tiers, found) if found else await read(tiers, keys, fresh=True)
 
 
-def _seen(known: CachedRecord | None) -> tuple[str, int | None]:
-    return (known.epoch, known.version) if known else ("", None)
+def _seen(cached: CachedRecord | None) -> tuple[str, int | None]:
+    return (cached.epoch, cached.version) if cached else ("", None)
 
 
 @observed("read", "warm", of_record)
-async def _load(tiers: Tiers, keys: RecordKeys, known: CachedRecord | None) -> CachedRecord:
+async def _load(tiers: Tiers, keys: RecordKeys, cached: CachedRecord | None) -> CachedRecord:
     for _ in range(ROUNDS):
-        entry = await _understand(tiers, keys, known, await tiers.warm.read(keys, *_seen(known)))
+        entry = await _understand(tiers, keys, cached, await tiers.warm.read(keys, *_seen(cached)))
         if entry is not None:
             return entry
     raise WarmUnavailable(f"{keys.ref.text[:200]}: comes and goes faster than it can be read")
 
 
 async def _understand(
-    tiers: Tiers, keys: RecordKeys, known: CachedRecord | None, answer: list[Any] | Cold | Uninitialised | None
+    tiers: Tiers, keys: RecordKeys, cached: CachedRecord | None, answer: list[Any] | Cold | Uninitialised | None
 ) -> CachedRecord | None:
     """The record in an answer of read.lua, hydrated if it was not in Redis; None: ask again."""
     if answer is None:
-        return _unchanged(tiers, keys, known)
+        return _unchanged(tiers, keys, cached)
     if isinstance(answer, list):
         tiers.see(keys.partition, answer[0])
         return CachedRecord.read(tiers.codec_of(keys.ref.text), answer[0], answer[1:])
@@ -174,11 +174,11 @@ async def _understand(
     return None
 
 
-def _unchanged(tiers: Tiers, keys: RecordKeys, known: CachedRecord | None) -> CachedRecord | None:
+def _unchanged(tiers: Tiers, keys: RecordKeys, cached: CachedRecord | None) -> CachedRecord | None:
     """The copy that the server confirmed as current; that also confirms its epoch."""
-    if known is not None:
-        tiers.see(keys.partition, known.epoch)
-    return known
+    if cached is not None:
+        tiers.see(keys.partition, cached.epoch)
+    return cached
 
 
 @observed("hydrate", "cold", of_record)
@@ -209,11 +209,11 @@ async def hydrate(tiers: Tiers, keys: RecordKeys, cold: Cold, op: OpId | None = 
     return CachedRecord(tiers.codec_of(keys.ref.text), cold.epoch, state.version, state.fields, dict(loaded.messages))
 
 
-async def load_whole(tiers: Tiers, keys: RecordKeys, known: CachedRecord) -> CachedRecord:
+async def load_whole(tiers: Tiers, keys: RecordKeys, cached: CachedRecord) -> CachedRecord:
     """Load the record with all messages that Redis has; hot keeps only the recent ones."""
     entry = await _load(tiers, keys, None)
     # A lagging server may answer with an older version than hot's copy, which is then returned.
-    return await _living(tiers, entry if entry.version >= known.version or entry.epoch != known.epoch else known)
+    return await _living(tiers, entry if entry.version >= cached.version or entry.epoch != cached.epoch else cached)
 
 
 async def reach(tiers: Tiers, keys: RecordKeys | PartitionKeys) -> None:

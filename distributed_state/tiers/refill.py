@@ -36,7 +36,7 @@ class _Wanted(NamedTuple):
     channel: bytes
     text: str
     partition: int
-    known: CachedRecord
+    cached: CachedRecord
 
 
 class Refill:
@@ -120,9 +120,9 @@ class Refill:
             wanted, left = self._take_off(loads, channels)
             try:
                 if wanted:
-                    others = await self._ask(wanted, loads.found, stopped)
+                    others = await self._ask(wanted, loads.loaded, stopped)
                     for at in range(0, len(others), _WHOLE):
-                        await self._read(others[at : at + _WHOLE], loads.found)
+                        await self._read(others[at : at + _WHOLE], loads.loaded)
             except StateError as error:
                 log.debug("refilling Redis: %s", error)
         await self._start_all(stopped)
@@ -156,7 +156,7 @@ class Refill:
         for partition, group in groups.items():
             keys = [self._keys.partition(partition).meta]
             keys += [self._keys.record_of(each.channel) for each in group]
-            calls.append((keys, [f"{each.known.epoch} {each.known.version}" for each in group]))
+            calls.append((keys, [f"{each.cached.epoch} {each.cached.version}" for each in group]))
         others: list[_Wanted] = []
         for (partition, group), words in zip(groups.items(), await self._warm.unchanged(calls), strict=True):
             if isinstance(words, StateError):
@@ -165,10 +165,10 @@ class Refill:
                 stopped.append(partition)
             else:
                 if b"same" in words:
-                    self._see(partition, group[words.index(b"same")].known.epoch)
+                    self._see(partition, group[words.index(b"same")].cached.epoch)
                 for each, word in zip(group, words, strict=True):
                     if word == b"same":
-                        found[each.text] = each.known
+                        found[each.text] = each.cached
                     elif word == b"other":
                         others.append(each)
                     else:
@@ -182,10 +182,10 @@ class Refill:
             try:
                 if isinstance(answer, StateError):
                     raise answer
-                fields = self._warm.found(answer)
+                fields = self._warm.read_answer(answer)
                 if isinstance(fields, list):
                     self._see(each.partition, fields[0])
-                    entry = CachedRecord.read(each.known.codec, fields[0], fields[1:])
+                    entry = CachedRecord.read(each.cached.codec, fields[0], fields[1:])
                     entry.used = True  # like its predecessor, so that it is restored again after the next loss
                     found[each.text] = entry
                 else:

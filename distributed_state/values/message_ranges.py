@@ -97,10 +97,10 @@ def shown(kept: Sequence[Segment], fields: Mapping[bytes, bytes]) -> dict[bytes,
     return {START: b"%d" % kept[-1].start if opened else end, SEGMENTS: dump(kept[:-1] if opened else kept)}
 
 
-def without(runs: Iterable[Segment], gone: Iterable[Segment]) -> list[Segment]:
-    """The runs without the parts that are in `gone`, with the same source."""
+def without(runs: Iterable[Segment], hidden: Iterable[Segment]) -> list[Segment]:
+    """The runs without the parts that are in `hidden`, with the same source."""
     gaps: dict[str, list[tuple[int, int]]] = {}
-    for gap in sorted(gone, key=lambda gap: gap.start):
+    for gap in sorted(hidden, key=lambda gap: gap.start):
         of_it = gaps.setdefault(gap.source, [])
         if of_it and gap.start <= of_it[-1][1]:
             gap = replace(gap, start=of_it[-1][0], stop=max(gap.stop, of_it.pop()[1]))

@@ -371,7 +371,7 @@ class Warm(RetryingClient):
         self, keys: RecordKeys, epoch: str = "", version: int | None = None
     ) -> list[Any] | Cold | Uninitialised | None:
         """Return the epoch and the fields of a record as stored; None if the caller's version is the current one."""
-        return self.found(await self.script(READ, *self.read_call(keys, epoch, version)))
+        return self.read_answer(await self.script(READ, *self.read_call(keys, epoch, version)))
 
     @observed("read_many", "warm", several)
     async def read_many(
@@ -380,7 +380,7 @@ class Warm(RetryingClient):
         """Read several records in one round trip, each with the epoch and the version that the caller has."""
         calls = [(READ, *self.read_call(*each)) for each in many]
         answers = await self.scripts(calls)
-        return [answer if isinstance(answer, StateError) else self.found(answer) for answer in answers]
+        return [answer if isinstance(answer, StateError) else self.read_answer(answer) for answer in answers]
 
     async def unchanged(self, groups: Sequence[tuple[list[bytes], list[str]]]) -> list[list[bytes] | StateError]:
         """Check which records are at the versions that the caller has, in one exchange that is tried once.
@@ -402,7 +402,7 @@ class Warm(RetryingClient):
         arguments = [epoch, known, f"{self.replica}.{next(self.count)}", self.ttl_ms]
         return [keys.record, keys.hydration, keys.meta], arguments
 
-    def found(self, answer: list[Any]) -> list[Any] | Cold | Uninitialised | None:
+    def read_answer(self, answer: list[Any]) -> list[Any] | Cold | Uninitialised | None:
         """Parse the answer of read.lua."""
         if answer[0] == b"ok":
             return [answer[1].decode(), *answer[2]]

@@ -95,7 +95,7 @@ class Leases:
         # Checks the clock as well, because a body that never yields blocks the job that watches deadlines.
         if lease.lost or self.port.monotonic() >= lease.ends:
             self.warm.refused["fenced"] += 1
-            raise lease.gone("nothing was sent")
+            raise lease.fenced("nothing was sent")
         return lease.lock_value
 
     def name(self) -> str:
@@ -168,7 +168,7 @@ class Leases:
         if not taken and not lease.seized:
             return refused
         lease.seized = True
-        return lease.gone("nothing was written")
+        return lease.fenced("nothing was written")
 
     async def close(self) -> None:
         """Stop renewing; leases that are still held expire."""
@@ -283,7 +283,7 @@ class AsyncLease:
         self.deadline = sent + self.ttl * 0.9
         self.renew_at = sent + self.ttl / 3
 
-    def gone(self, consequence: str) -> Fenced:
+    def fenced(self, consequence: str) -> Fenced:
         """Return the error for a lease that was lost or taken over."""
         kind, why = (Interrupted, "taken over") if self.seized else (Fenced, "lost")
         return kind(f"{self.text[:200]}: the lease with token {self.token} was {why}; {consequence}")
@@ -310,7 +310,7 @@ class AsyncLease:
             if outer is self or outer.mode != self.mode:
                 raise Locked(f"{self.text[:200]}: held by this task already, by this very lease or in the other mode")
             if outer.lost:
-                raise outer.gone("it cannot be nested")
+                raise outer.fenced("it cannot be nested")
             self.outer = outer
             self.token = outer.token
             self.lock_value = outer.lock_value
@@ -410,7 +410,7 @@ class AsyncLease:
         except BaseException as late:  # noqa: BLE001 - the interruption may arrive only now, at this await
             cause = late
         if not nested and self._guard is not None and self._guard.leave(cause):
-            raise self.gone("its body was ended") from cause
+            raise self.fenced("its body was ended") from cause
         if cause is not error and cause is not None:
             raise cause
 

@@ -169,17 +169,17 @@ class Link:
     async def relocate(self) -> None:
         """Subscribe to each partition at the node that has it now."""
         await self._port.relocate()
-        gone: list[Freshness] = []
+        lost: list[Freshness] = []
         with self._mutex:
             for subscription in self._partitions.values() if not self._closed else ():
-                gone += self._subscribe_where_it_is(subscription)
+                lost += self._subscribe_where_it_is(subscription)
             for link in [each for each in self._nodes.values() if not each.channels.partitions]:
                 del self._nodes[link.node]
                 self._ended_breaks += link.breaks
                 self._ending = [each for each in [*self._ending, link] if each.running]
                 link.end()
-        if gone:
-            self._subscriptions.lost(gone)
+        if lost:
+            self._subscriptions.lost(lost)
 
     def _find(self, channel: bytes) -> PartitionSubscription | None:
         return self._partitions.get(self._keys.partition_at(channel))
@@ -205,12 +205,12 @@ class Link:
             node = self._port.node_of(subscription.meta)
         except WarmUnavailable:
             return []
-        gone = []
+        lost = []
         if subscription.node != node:
             if subscription.node is not None:
-                gone.append(self._nodes[subscription.node].channels.remove(subscription))
+                lost.append(self._nodes[subscription.node].channels.remove(subscription))
             self._subscribe_at(subscription, node)
-        return gone
+        return lost
 
     def _subscribe_at(self, subscription: PartitionSubscription, node: str) -> None:
         link = self._nodes.get(node)
@@ -316,8 +316,8 @@ class NodeLink:
         with self._subscriptions.mutex:
             self.breaks += self.up
             self.up = False
-            gone = self.channels.down()
-        self._subscriptions.lost(gone)
+            lost = self.channels.down()
+        self._subscriptions.lost(lost)
         if wire is not None:
             wire.close()
 
@@ -376,9 +376,9 @@ class NodeLink:
             subscription = take(answer)
             if subscription is None:
                 return False
-            gone = self.channels.end(subscription)
+            lost = self.channels.end(subscription)
         log.info("link: no subscription to partition %d at %s: %s", subscription.partition, self.node, why)
-        self._subscriptions.lost([gone])
+        self._subscriptions.lost([lost])
         return True
 
     # The probe
@@ -721,10 +721,10 @@ class PartitionSubscription:
 
     def renew(self) -> Freshness:
         """End all data read until now; return its freshness."""
-        gone = self.freshness
-        gone.end()
+        lost = self.freshness
+        lost.end()
         self.freshness = Freshness(self.partition)
-        return gone
+        return lost
 
 
 @dataclass(slots=True)

@@ -114,7 +114,7 @@ class Presence:
         found = [_read(id, card, due[id] - now) for id, card in zip(due, cards, strict=True)]
         return sorted(found, key=lambda each: (each.started, each.id))
 
-    async def known(self) -> set[str]:
+    async def replica_ids(self) -> set[str]:
         """Return the ids of replicas on the roll now or lately: Redis may have lost the roll with the rest.
 
         Never raises: without an answer it returns the earlier ones. Without heartbeats only this replica is known.

@@ -396,7 +396,7 @@ UNASKED: dict[str, dict[str, str]] = {
     "EVENTS": dict.fromkeys(
         ("next", "close", "position", "waiting", "asks", "count_in", "end", "join", "leave"), OPENING
     ),
-    "LEASE": dict.fromkeys(("acquire", "release", "lost", "token", "acquire_and", "gone", "release_call"), OPENING)
+    "LEASE": dict.fromkeys(("acquire", "release", "lost", "token", "acquire_and", "fenced", "release_call"), OPENING)
     | dict.fromkeys(("release_answered", "leave", "lose", "protect", "renewed"), OPENING)
     | dict.fromkeys(("granted", "orphaned", "wanted"), OPENING),
     "EDIT": {"finish": WRITING},

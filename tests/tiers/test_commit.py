@@ -1442,7 +1442,7 @@ async def test_a_request_that_is_repeated_leaves_no_token_that_others_hold_alrea
     async def ask() -> Any:
         if repeated == "commit":
             return await warm.commit(keys, draft, op)
-        return warm.found(await tiers(store).port.script(READ, read_keys, arguments))
+        return warm.read_answer(await tiers(store).port.script(READ, read_keys, arguments))
 
     with redis_of(store) as client:
         client.delete(keys.record)

@@ -188,7 +188,7 @@ async def test_what_was_never_used_is_not_brought_back(opener: Any) -> None:
         hot.entries["session:once"].used = False
         async with cut_off(store, proxy):
             assert hot.all_aside() == ["session:s"]
-            assert hot.bytes == hot.known("session:s").size
+            assert hot.bytes == hot.cached("session:s").size
         await all_back(store, ["s"])
         assert "session:once" not in hot.entries
         await store.close()

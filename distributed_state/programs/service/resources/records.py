@@ -151,7 +151,7 @@ def _require(entry: CachedRecord, context: RecordContext, conflict: Conflict) ->
     if entry.version == 0:
         raise NotFound(f"there is no conversation {context.ref.id!r:.200}") from conflict
     if entry.deleted:
-        raise gone(context, entry) from conflict
+        raise refused_as_deleted(context, entry) from conflict
 
 
 async def begins(asked: Asked, context: RecordContext) -> None:
@@ -495,7 +495,7 @@ def _named(context: RecordContext) -> str:
     return f"{kind} {context.ref.id!r:.200}"
 
 
-def gone(context: RecordContext, entry: CachedRecord) -> Deleted:
+def refused_as_deleted(context: RecordContext, entry: CachedRecord) -> Deleted:
     """The error for a record that was deleted or has expired."""
     what = _named(context)
     if entry.expiry is None:
@@ -508,7 +508,7 @@ def gone(context: RecordContext, entry: CachedRecord) -> Deleted:
 def there(entry: CachedRecord, context: RecordContext) -> CachedRecord:
     """Return the record as it was read. Raises NotFound, or Deleted if it was deleted."""
     if entry.deleted:
-        raise gone(context, entry)
+        raise refused_as_deleted(context, entry)
     if entry.version == 0:
         raise NotFound(f"there is no {_named(context)}")
     return entry
