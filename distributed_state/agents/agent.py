@@ -191,16 +191,16 @@ class BaseAgent(Hooks):
         name: str,
         handler: Callable[..., Any],
         *,
-        description: str = "",
-        arguments: Iterable[CommandArgument | Mapping[str, Any]] = (),
+        description: str | None = "",
+        arguments: Iterable[CommandArgument | Mapping[str, Any]] | None = (),
         async_enabled: bool = False,
-        title: str = "",
+        title: str | None = "",
         expose_as: str | Iterable[str] | None = None,
-        slash_command: str = "",
-        slash_scope: str = "",
-        argument_hint: str = "",
+        slash_command: str | None = "",
+        slash_scope: str | None = "",
+        argument_hint: str | None = "",
         argument_required: bool = False,
-        progress_label: str = "",
+        progress_label: str | None = "",
         hidden: bool = False,
     ) -> None:
         """Offer a command.
@@ -223,7 +223,9 @@ class BaseAgent(Hooks):
             "progress_label": progress_label,
             "hidden": bool(hidden),
         }
-        described = tuple(each if isinstance(each, CommandArgument) else CommandArgument(**each) for each in arguments)
+        described = tuple(
+            each if isinstance(each, CommandArgument) else CommandArgument(**each) for each in arguments or ()
+        )
         given = {option: value for option, value in shown.items() if value}
         self.__context.commands.register(Command(name, handler, description or "", described, given))
         self.__context.display.show("commands", self.__context.commands.to_list())
@@ -285,13 +287,13 @@ class BaseAgent(Hooks):
         """
         self.__context.display.log(level, message, fields)
 
-    def set_system_prompt(self, prompt: str, *, replace: bool = False) -> None:
+    def set_system_prompt(self, prompt: str | None, *, replace: bool = False) -> None:
         """Display the system prompt with which a model acts as this agent; with `replace` it is the only one."""
-        self.__context.display.show_system_prompt(prompt, replace)
+        self.__context.display.show_system_prompt("" if prompt is None else prompt, replace)
 
-    def set_description(self, description: str) -> None:
+    def set_description(self, description: str | None) -> None:
         """Set a one-sentence description of the agent."""
-        self.__context.display.show_description(description)
+        self.__context.display.show_description("" if description is None else description)
 
     def register_section(self, section_id: str, title: str, content: str = "", collapsed: bool = False) -> None:
         """Add a section of text that users of the agent see, or replace the one with that id."""

@@ -249,6 +249,16 @@ async def test_names_that_the_author_also_uses_are_the_authors(store: Any) -> No
 
 
 @embedded
+async def test_none_is_taken_where_the_sdk_takes_it(store: Any) -> None:
+    agent = OpperatorAgent("plain", store=store.it)
+    agent.register_command("go", lambda: None, title=None, description=None, arguments=None, expose_as=None)
+    agent.set_description(None)
+    agent.set_system_prompt(None)
+    assert (agent.visible["description"], agent.visible["system_prompt"]) == ("", "")
+    assert agent.visible["commands"] == [{"name": "go", "description": "", "arguments": []}]
+
+
+@embedded
 @pytest.mark.parametrize("name", ["client", "config", "conversation_id", "listeners", "store"])
 async def test_an_attribute_that_cannot_be_set_is_named(store: Any, name: str) -> None:
     agent = OpperatorAgent("plain", store=store.it)
