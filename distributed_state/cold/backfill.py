@@ -36,7 +36,7 @@ from distributed_state.values.journal import (
     pack,
     unpack,
 )
-from distributed_state.values.model import DELETED, ERASE, FORGET, ITEMS, NEXT, OWNER, PARENT, REPAIR, START
+from distributed_state.values.model import DELETED, ERASE, FORGET, ITEMS, NEXT, OWNER, PARENT, REPAIR, START, Expiry
 
 _REPAIRED = "conversation.repaired"
 _BESIDE = "SQL was restored older, and Redis had read that state before it was repaired"
@@ -251,7 +251,7 @@ class _Plan:
             # Message numbers start over if the record was erased and began again, or if SQL kept only its end.
             self.erased.append(name)
             before = None
-        ended = self._held.deleted.get(name, 0)
+        ended = self._held.ended(name)
         last = max(there.state.version if there else 0, version)
         gone = before is not None and not before.deleted and last <= ended > version
         if gone and not (there and there.state.deleted):
@@ -260,7 +260,7 @@ class _Plan:
             self._note["deleted"] = True
             self.done.stale.append(name)
             if newer is None and before is not None:
-                newer = _tombstone(before, ended)
+                newer = _tombstone(before, ended, self._held.deleted[name])
         else:
             gone = False
         every = self._held.entries.get(name, ())
@@ -269,7 +269,7 @@ class _Plan:
         carried = self._follow(name, version, before, entries, newer)
         if carried and newer is not None:
             if gone and not newer.state.deleted:
-                end = _tombstone(newer.state, ended + 1)
+                end = _tombstone(newer.state, ended + 1, self._held.deleted[name])
                 self._change(name, end, newer.state.fields, carried, [])
             elif not newer.state.deleted:
                 self._leave_out(name, newer, carried)
@@ -286,7 +286,7 @@ class _Plan:
             begun = unpack(entries[0].data) if entries and not version else []
             self._inherit(name, {op.name: op.value for op in begun if op.kind == b"s"})
             return entries
-        ended = self._held.deleted.get(name, 0)
+        ended = self._held.ended(name)
         if newer is None:
             self.beside += [entry for entry in entries if entry.version > ended]
             return []
@@ -417,13 +417,14 @@ def _next(state: State) -> int:
     return int(state.fields.get(NEXT, b"0"))
 
 
-def _tombstone(state: State, version: int) -> Loaded:
-    """The tombstone of a record that was deleted or erased, made from its last state."""
-    end = state.fields.get(NEXT, b"0")
+def _tombstone(state: State, version: int, end: Happened) -> Loaded:
+    """The tombstone of a record that was deleted or erased, or expired, made from its last state."""
+    expired = end.type == "session.expired"
+    deleted = Expiry(codec.decode(end.data)["reason"], end.time_ms / 1000).stored if expired else b"1"
     kept = {name: value for name, value in state.fields.items() if name in (OWNER, NEXT)}
     # Otherwise a record that begins again under its name would show the old items.
     kept |= {ITEMS: b"%d 0" % version} if ITEMS in state.fields else {}
-    return Loaded(State(state.epoch, version, {**kept, DELETED: b"1", START: end}), [])
+    return Loaded(State(state.epoch, version, {**kept, DELETED: deleted, START: state.fields.get(NEXT, b"0")}), [])
 
 
 def add_events(sql: Sql, happened: Sequence[Happened], *, keep: bool) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from distributed_state.values.journal import JournalEntry, KeptItems, Loaded, Segment, State
+from distributed_state.values.journal import Happened, JournalEntry, KeptItems, Loaded, Segment, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,7 @@ class Backfilled:
 class Held:
     """The data that Redis has of some records of a partition under its epoch: their states, and their journal entries.
 
-    `deleted` are versions at which records were deleted, according to events. A missing record has no state.
+    `deleted` are the last events by which records were deleted or expired. A missing record has no state.
     `archived` is an offset up to which everything was archived once, and `archived_ms` is the time of the commit there.
     `elsewhere` are messages that Redis has of records from which these were forked.
     """
@@ -296,6 +296,10 @@ class Held:
     archived_ms: int
     states: Mapping[str, Loaded]
     entries: Mapping[str, Sequence[JournalEntry]]
-    deleted: Mapping[str, int]
+    deleted: Mapping[str, Happened]
     elsewhere: Mapping[str, Mapping[int, bytes]]
     items: Mapping[str, KeptItems]
+
+    def ended(self, record: str) -> int:
+        """The version at which a record was deleted or expired; 0 if no event says so."""
+        return self.deleted[record].version if record in self.deleted else 0

@@ -226,7 +226,7 @@ class Backfill:
         self._last: JournalEntry | None = None
         self._archived_ms = 0  # time of the last commit that Redis notes as archived
         self._happened: dict[int, Happened] = {}  # events by number
-        self._ended: dict[str, int] = {}  # the versions at which records were deleted, from events
+        self._ended: dict[str, Happened] = {}  # the last event of each record that was deleted or expired
 
     async def run(
         self, place: PartitionState, keys: PartitionKeys, after: Cursor | None, unarchived: Sequence[JournalEntry] = ()
@@ -326,7 +326,8 @@ class Backfill:
         for each in found:
             self._happened[each.offset] = each
             if each.type in _ENDS:
-                self._ended[each.subject] = max(each.version, self._ended.get(each.subject, 0))
+                known = self._ended.get(each.subject, each)
+                self._ended[each.subject] = max(known, each, key=lambda end: end.version)
 
 
 def _has_items(states: Mapping[str, Loaded], keys: RecordKeys) -> bool:

@@ -21,10 +21,12 @@ import redis
 from below import hidden
 from controls import sabotage
 
-from distributed_state import AsyncStateStore, Encryption, KeyRing, NotFound, StateError, StateStore
+from distributed_state import AsyncStateStore, Deleted, Encryption, KeyRing, NotFound, StateError, StateStore
 from distributed_state.cold.store import ColdStore
+from distributed_state.port.blocking import finish
 from distributed_state.programs.servers import RedisServer, redis_server, wait_until
 from distributed_state.results import LostMessages, Repaired
+from distributed_state.store.reaper import Reaper
 from distributed_state.tiers import reconcile
 from distributed_state.values.model import Ref
 from distributed_state.warm.partitions import Partitions
@@ -400,6 +402,31 @@ def test_what_was_deleted_read_from_the_backup_and_written_is_deleted_again(serv
         with store.durable("archived"):
             assert store.session("s").create({"n": 2}) == 4
         evict(server, store, "s")
+        assert store.session("s").get_all() == {"n": 2}
+
+
+def test_what_expired_and_was_read_from_the_backup_is_expired_again(server: RedisServer, sql: Sql) -> None:
+    with opened(server, sql) as store:
+        session = store.session("s")
+        session.append(message("secret"))
+        store.admin.archive()
+        sql.back_up()
+        session.set_lifetime(idle=0.001)
+        reaper = Reaper(store._core._lifecycle.tiers())
+        while not reaper.expired:
+            finish(reaper.sweep(range(4)))
+        ended = session.history()[-1].time
+        store.admin.archive()
+        evict(server, store, "s")
+        sql.restore()
+    with opened(server, sql, expired="begin again") as store:
+        assert store.session("s").set("n", 1) == 2
+        assert store.admin.repair().deleted == (("session", "s"),)
+        assert texts(store, "s") == []
+        with pytest.raises(Deleted) as caught:
+            store.session("s").fork("t")
+        assert caught.value.expired == pytest.approx(ended, abs=1.0)
+        store.session("s").set("n", 2)
         assert store.session("s").get_all() == {"n": 2}
 
 
