@@ -66,7 +66,7 @@ class AsyncAdmin:
         times that; another replica then publishes the event `replica.lost` within another `beat`.
         """
         self._context.allow("admin")
-        return await self._context.tiers().presence.replicas()
+        return await self._context.tiers().heartbeat.replicas()
 
     async def stats(self) -> dict[str, int]:
         """Return figures of this replica by name, and the number of unarchived commits in the fleet (`unarchived`).

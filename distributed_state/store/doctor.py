@@ -35,7 +35,7 @@ from distributed_state.values import codec
 from distributed_state.values.keys import SLOTS, Keys
 from distributed_state.values.levels import ARCHIVED, MEMORY, Level
 from distributed_state.warm.answers import PartitionState
-from distributed_state.warm.presence import release
+from distributed_state.warm.heartbeat import release
 
 log = logging.getLogger(__name__)
 _KEPT = 600.0  # seconds: a container that fails repeatedly is restarted at least every five minutes
@@ -406,7 +406,7 @@ def here(tiers: Tiers) -> list[Finding]:
 async def present(tiers: Tiers) -> tuple[list[Replica], list[Finding]]:
     """The live replicas; if they cannot be listed, an empty list and a finding."""
     try:
-        return await tiers.presence.replicas(), []
+        return await tiers.heartbeat.replicas(), []
     except StateError as error:
         return [], [Finding("replicas", False, str(error), "see the message: the replicas cannot be listed")]
 

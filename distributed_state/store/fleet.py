@@ -204,7 +204,7 @@ class AsyncFleet:
         I/O.
         """
         self._context.allow("write")
-        self._context.tiers().presence.announce(fields)
+        self._context.tiers().heartbeat.announce(fields)
 
     def _check_client(self, **given: Any) -> None:
         for name, value in given.items():
@@ -300,7 +300,7 @@ class FleetLooks:
         seconds = None if self._at is None else max(now - self._at, 1e-6)
         behind = {each: place for each, place in places.items() if place.offset > place.archived}
         waited = await ages(tiers, behind)
-        replicas = await tiers.presence.replicas()
+        replicas = await tiers.heartbeat.replicas()
         counts, self._counts = self._counts, Counter()
         overview = Overview(
             seconds=seconds,

@@ -276,7 +276,7 @@ class StoreLifecycle:
             replica = chance.token_hex(6)  # unique, and short because records store it
             port, context = SharedPort(self.connections, replica), self.context
             tiers = Tiers(port, self._settings, context.keys, context.codec_of, self.cold, replica, self._layout)
-            tiers.presence.begin()
+            tiers.heartbeat.begin()
             tiers.gathering.begin()
             follower = Follower(tiers, self.search)
             if self._settings.archiver:

@@ -21,7 +21,7 @@ from distributed_state.store.lifecycle import core_of, lifecycle_of
 from distributed_state.store.reaper import Reaper
 from distributed_state.store.watch import JournalWatch, Seen, SqlSeen, SqlWatch
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.warm.presence import release
+from distributed_state.warm.heartbeat import release
 from distributed_state.warm.telemetry import Times
 
 Labelled = dict[tuple[str, ...], float]
@@ -310,7 +310,7 @@ FIGURES = (
     ),
     Figure(
         "redis_refusing", "gauge", "Whether Redis refuses the heartbeat for this reason: 1 or 0",
-        lambda t: t.presence.refusals, ("reason",),
+        lambda t: t.heartbeat.refusals, ("reason",),
     ),
     Figure(
         "failed_starts", "gauge",
@@ -319,7 +319,7 @@ FIGURES = (
     ),
     Figure(
         "replicas_lost", "counter", "Replicas without a heartbeat that this replica reported as lost",
-        lambda t: t.presence.lost,
+        lambda t: t.heartbeat.lost,
     ),
 )  # fmt: skip
 

@@ -43,7 +43,7 @@ class StoreServices:
 
     def announce(self, fields: Mapping[str, Any]) -> None:
         """Add JSON values to this replica's status, as `store.announce` does. Raises TooLarge beyond 16 KiB."""
-        self._lifecycle.tiers().presence.announce(fields)
+        self._lifecycle.tiers().heartbeat.announce(fields)
 
     async def archive(self) -> int:
         """Archive everything written so far, like `store.admin.archive`.

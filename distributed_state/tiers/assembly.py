@@ -51,10 +51,10 @@ from distributed_state.warm.client import Warm
 from distributed_state.warm.clock import Rounds, ServerClock
 from distributed_state.warm.confirming import Confirming
 from distributed_state.warm.consumers import Consumers
+from distributed_state.warm.heartbeat import Figures, Heartbeat
 from distributed_state.warm.lease import AsyncLease, Leases
 from distributed_state.warm.link import Link
 from distributed_state.warm.lock import Taken
-from distributed_state.warm.presence import Figures, Presence
 from distributed_state.warm.stream import BackgroundEvents, Position, Stream
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Tiers:
         self.branches = Branches(port, cold, self.stream, keys)
         self.background_events = BackgroundEvents(port, self.stream, keys)
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
-        self.presence = Presence(port, self.warm, self.stream, keys, settings, self.rounds, self.figures)
+        self.heartbeat = Heartbeat(port, self.warm, self.stream, keys, settings, self.rounds, self.figures)
         self.gathering = Gathering(port, self.warm, keys, self.unarchived, link, active=settings.beat > 0)
         self._silent: dict[str, float] = {}  # replicas that did not report their unarchived commits, and when
         self.handlings: list[HandlerWorker] = []
@@ -254,7 +254,7 @@ class Tiers:
         if not self.unarchived.enabled:
             return [], set()
         now = self.port.monotonic()
-        known = await self.presence.replica_ids()
+        known = await self.heartbeat.replica_ids()
         # A replica that was silent for one partition is not waited for again in each of the others.
         waited = {each for each in known if now - self._silent.get(each, -math.inf) > _SILENT_SECONDS}
         found, silent = await self.gathering.gather(partition, epoch, waited, silence=_SILENCE)
@@ -330,7 +330,7 @@ class Tiers:
         steps += [each.finish for each in handlings] + [each.close for each in handlings]
         steps += [self.background_events.close, *([self.last_archiving.finish] if self.settings.url else [])]
         # Leave the list of replicas first: while a job waits for a hanging SQL, this replica would seem to have died.
-        steps += [self.port.ask_all, self.presence.close, *(each.close for each in self.workers)]
+        steps += [self.port.ask_all, self.heartbeat.close, *(each.close for each in self.workers)]
         steps += [self.refill.close, self.consumers.close, self.gathering.close, self.archiver.close]
         steps += [self.leases.close, self.link.close, self.port.close]
         await try_each(steps)

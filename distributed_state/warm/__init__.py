@@ -4,7 +4,7 @@
 makes it harmless to send a write again; `partitions` is for their journals, `confirming` waits for durability, `clock`
 knows the servers' time. `link` receives published messages. `lease` holds a `lock` of the server, `held_leases` lists
 all leases. `stream` has the events, `event_channels` the channels on which they are published, `consumers` the readers
-of both. `presence` lists the replicas, `partition_assignment` assigns partitions to them.
+of both. `heartbeat` lists the replicas, `partition_assignment` assigns partitions to them.
 
 Design: section 4.
 """

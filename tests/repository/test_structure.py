@@ -149,7 +149,7 @@ def test_chance_comes_from_one_module(module: Path) -> None:
 @each(MODULES)
 def test_nothing_is_decided_by_a_workers_clock(module: Path) -> None:
     """It jumps. What ends or is told apart by time goes by the server's clock; only what is shown may go by this."""
-    shown = {"store.doctor", "warm.presence"}  # how far apart the two are; since when a replica runs
+    shown = {"store.doctor", "warm.heartbeat"}  # how far apart the two are; since when a replica runs
     asks = any(isinstance(node, ast.Attribute) and node.attr == "wall" for node in ast.walk(tree(module)))
     assert not asks or name_of(module) in shown, "asks the worker's clock"
 

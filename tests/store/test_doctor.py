@@ -22,7 +22,7 @@ from distributed_state.programs.servers import RedisServer, redis_server
 from distributed_state.programs.service import Access, callers_policy
 from distributed_state.results import Finding
 from distributed_state.store import doctor
-from distributed_state.warm import presence
+from distributed_state.warm import heartbeat
 
 fleet = pytest.mark.only(warm="single", cold=("sqlite", "postgres"))
 FULL = "the disk of SQL is full"
@@ -247,7 +247,7 @@ async def test_replicas_of_two_releases_are_told(opener: Any, monkeypatch: pytes
     store = await opener()
     assert (await found(store))["releases"].ok
     with monkeypatch.context() as older:
-        older.setattr(presence, "release", lambda: "0.0.1")
+        older.setattr(heartbeat, "release", lambda: "0.0.1")
         await opener(beat=100.0)
 
     async def told() -> bool:

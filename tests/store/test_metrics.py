@@ -449,9 +449,9 @@ async def test_a_lost_replica_is_counted(opener: Any) -> None:
     first, second = await opener(beat=0.1), await opener(beat=0.1)
     scrape = Scrape(first)
     await until(lambda: _count(first, 2))
-    await tiers(second).presence._job.stop()  # falls silent
+    await tiers(second).heartbeat._job.stop()  # falls silent
     await until(lambda: scrape("replicas_lost_total") == 1)
-    tiers(second).presence._job = None
+    tiers(second).heartbeat._job = None
 
 
 async def _count(store: Any, count: int) -> bool:

@@ -117,19 +117,19 @@ async def test_requests_are_found_where_the_list_of_them_cannot_be_reached(
 @pytest.mark.wide
 async def test_who_is_there_is_known_when_redis_lost_the_roll(opener: Any) -> None:
     first, second = await opener(beat=1.0), await opener(beat=1.0)
-    presence = tiers(first).presence
+    heartbeat = tiers(first).heartbeat
 
     async def both() -> bool:
-        return {first.replica, second.replica} <= await presence.replica_ids()
+        return {first.replica, second.replica} <= await heartbeat.replica_ids()
 
     await until(both, LONG)
     with redis_of(first) as client:
         client.delete(tiers(first).keys.roll)
-    assert {first.replica, second.replica} <= await presence.replica_ids()
+    assert {first.replica, second.replica} <= await heartbeat.replica_ids()
     await second.close()
 
     async def gone() -> bool:
-        return await presence.replica_ids() == {first.replica}
+        return await heartbeat.replica_ids() == {first.replica}
 
     await until(gone, LONG)
 
@@ -188,7 +188,7 @@ async def everything_is_put_back(opener: Any, **settings: Any) -> None:
     home = tiers(stores[1])
 
     async def all_known() -> bool:
-        return len(await home.presence.replica_ids()) == 3
+        return len(await home.heartbeat.replica_ids()) == 3
 
     await until(all_known, LONG)
     if home.unarchived.enabled:
@@ -234,7 +234,7 @@ async def test_whom_only_a_memory_knows_is_forgotten_all_the_same(opener: Any) -
     await store.session("s", user="u").set("n", 1)
 
     async def is_known() -> bool:
-        return store.replica in await tiers(other).presence.replica_ids()
+        return store.replica in await tiers(other).heartbeat.replica_ids()
 
     await until(is_known)
     lost(store, received=True)

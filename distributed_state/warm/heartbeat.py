@@ -54,7 +54,7 @@ class Figures(NamedTuple):
     diverged: dict[int, str]
 
 
-class Presence:
+class Heartbeat:
     """Reports this replica, and lists the others."""
 
     def __init__(

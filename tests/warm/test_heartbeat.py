@@ -16,7 +16,7 @@ from sync_api import core
 
 from distributed_state import Fenced, InvalidValue, LockTimeout, TooLarge
 from distributed_state.results import Replica
-from distributed_state.warm import presence
+from distributed_state.warm import heartbeat
 
 real = pytest.mark.only(warm="real")
 single = pytest.mark.only(warm="single")
@@ -283,7 +283,7 @@ async def test_in_a_large_fleet_each_beats_more_rarely_and_says_so(opener: Any) 
 async def test_if_all_beat_alike_a_large_fleet_would_beat_as_much_as_it_is_large(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(presence, "_CALM", 10**9)
+    monkeypatch.setattr(heartbeat, "_CALM", 10**9)
     assert await counts_for(opener, 2000) <= 3
 
 
