@@ -165,8 +165,8 @@ def fold(changes: Iterable[Change], *, start: Snapshot | None = None) -> Snapsho
         if change.version == 1 and version == change.from_version:
             version = 0  # it continues the state of another record
         if change.version != version + 1 and change.kind != _REPAIR:
-            said = f"version {change.version} comes after version {version}: the changes between them are missing"
-            raise InvalidValue(f"{said}; give the state before the first change as start=at(version=...)")
+            why = f"version {change.version} comes after version {version}: the changes between them are missing"
+            raise InvalidValue(f"{why}; give the state before the first change as start=at(version=...)")
         version = change.version
         deleted = "record" in change.cleared
         fields = {} if "fields" in change.cleared else fields
@@ -193,8 +193,8 @@ def _require_all(change: Change, known: Container[int | None]) -> None:
     for first, last in change.kept or ():
         for number in () if last is None else range(first, last + 1):
             if number not in known:
-                said = f"version {change.version} shows message {number}, which none of these changes added"
-                raise InvalidValue(f"{said}; begin with an earlier change, or a fork with its source's state as start=")
+                why = f"version {change.version} shows message {number}, which none of these changes added"
+                raise InvalidValue(f"{why}; begin with an earlier change, or a fork with its source's state as start=")
 
 
 def _within(number: int | None, runs: Iterable[tuple[int, int | None]]) -> bool:

@@ -287,5 +287,5 @@ class TurnUser:
         rest = "it had no request id by which to complete it"
         if request_id is not None:
             rest = f"request {request_id!r:.80} has its outcome, and completes it when it is repeated"
-        said = f"{text}: the turn is applied, but not what it changes of {user}: {error}; {rest}"
-        return DurabilityUnknown(said, version=version, request_id=request_id)
+        why = f"{text}: the turn is applied, but not what it changes of {user}: {error}; {rest}"
+        return DurabilityUnknown(why, version=version, request_id=request_id)

@@ -239,21 +239,21 @@ class Topology:
             else:
                 self._look_at_server()
         except ConfigurationError as error:
-            if self.kind in _OF_ANOTHER_KIND and any(said in str(error).lower() for said in _NOT_OF_THIS):
+            if self.kind in _OF_ANOTHER_KIND and any(words in str(error).lower() for words in _NOT_OF_THIS):
                 raise ConfigurationError(f"{self._where.place}: {_OF_ANOTHER_KIND[self.kind]}") from error
             raise
 
     def _look_at_server(self) -> None:
         """Look at a plain address: a server, or one of a cluster."""
         seed = self._where.seeds[0]
-        said: Any = []
+        reply: Any = []
         try:
-            (said,) = self._ask(seed, (b"HELLO",), timeout=min(self._timeout, self._seconds))
+            (reply,) = self._ask(seed, (b"HELLO",), timeout=min(self._timeout, self._seconds))
         except ConfigurationError as error:
             if "lacks a right" not in str(error) and "unknown command" not in str(error):
                 raise
             # Without this right, a cluster is noticed when it answers MOVED.
-        pairs = dict(zip(said[::2], said[1::2], strict=False)) if isinstance(said, list) else {}
+        pairs = dict(zip(reply[::2], reply[1::2], strict=False)) if isinstance(reply, list) else {}
         if pairs.get(b"mode") == b"sentinel":
             raise ConfigurationError(f"{self._where.place}: a Sentinel: use redis+sentinel:// and the service's name")
         if pairs.get(b"mode") != b"cluster":
@@ -291,8 +291,8 @@ class Topology:
         # epoch with the old primary until all replicas follow the new one, which may take minutes.
         asked = [(b"SENTINEL", word, service.encode()) for word in (b"MASTER", b"GET-MASTER-ADDR-BY-NAME")]
         answers = self._ask_all(self._where.seeds, *asked, sentinel=True)
-        for said, (host, port) in answers.values():
-            facts = _pairs(said)
+        for reply, (host, port) in answers.values():
+            facts = _pairs(reply)
             named.append((int(facts[b"config-epoch"]), node_name(host.decode(), int(port))))
         epoch, primary = max(named, key=lambda each: (each[0], sum(one == each for one in named)))
         if epoch < self._epoch and self.only is not None:
@@ -362,11 +362,11 @@ def replicas_behind_sentinels(
     words = [(b"SENTINEL", word, named) for word in (b"MASTER", b"GET-MASTER-ADDR-BY-NAME", b"REPLICAS")]
     for seed in seeds:
         try:
-            said, (host, port), listed = ask(seed, *words, timeout=_QUICK, sentinel=True)
+            reply, (host, port), listed = ask(seed, *words, timeout=_QUICK, sentinel=True)
         except StateError as error:
             last = error
         else:
-            answers[seed] = (int(_pairs(said)[b"config-epoch"]), node_name(host.decode(), int(port)), listed)
+            answers[seed] = (int(_pairs(reply)[b"config-epoch"]), node_name(host.decode(), int(port)), listed)
     if not answers:
         assert last is not None, "a URL of Sentinels names one"
         raise last
@@ -401,10 +401,10 @@ def ask_sentinel(node: str, service: str, ask: Callable[..., list[Any]]) -> Sent
     asked = partial(ask, node, timeout=_QUICK, sentinel=True)
     named = service.encode()
     try:
-        said, (host, port) = asked((b"SENTINEL", b"MASTER", named), (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", named))
+        reply, (host, port) = asked((b"SENTINEL", b"MASTER", named), (b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", named))
     except StateError as error:
         return SentinelAnswer(node, problem=str(error))
-    facts = _pairs(said)
+    facts = _pairs(reply)
     refused = ""
     try:
         asked((b"SENTINEL", b"CKQUORUM", named))

@@ -81,11 +81,11 @@ class Shown:
         found = []
         for read, numbers in self._reading():
             for number in numbers:
-                said, time = read(self.stored[number], number)
-                if time is not None and "timestamp" not in said:
-                    said["timestamp"] = time
-                said["number"] = number
-                found.append(said)
+                fields, time = read(self.stored[number], number)
+                if time is not None and "timestamp" not in fields:
+                    fields["timestamp"] = time
+                fields["number"] = number
+                found.append(fields)
         return found
 
     def _reading(self) -> Iterator[tuple[ReadMessage, range]]:

@@ -115,9 +115,9 @@ class Preconditions:
                 found = b"%d" % entry.version if entry.version else None
             elif found is not None and name in self._values and self._is_equal(name, found, strict=True):
                 continue
-            said = unmet(self._context.text, name, word, found)
-            if said is not None:
-                raise Conflict(said, version=entry.version)
+            why = unmet(self._context.text, name, word, found)
+            if why is not None:
+                raise Conflict(why, version=entry.version)
 
     def _is_equal(self, name: bytes, raw: bytes, *, strict: bool = False) -> bool:
         key, value = self._values[name]

@@ -96,9 +96,9 @@ def messages(given: Iterable[Message | dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages for a body. Raises InvalidValue."""
     found = []
     for each in given:
-        said = (each if isinstance(each, Message) else codec.as_message(each)).to_dict()
-        codec.encode(said, "message")
-        found.append(said)
+        fields = (each if isinstance(each, Message) else codec.as_message(each)).to_dict()
+        codec.encode(fields, "message")
+        found.append(fields)
     return found
 
 
@@ -164,14 +164,14 @@ def value(found: Mapping[str, Any], name: str) -> Any:
     return as_text.bytes_of(found["bytes"], name) if found.get("bytes") is not None else found.get("value")
 
 
-def message(said: dict[str, Any], number: int | None, time: float | None) -> Message:
+def message(fields: dict[str, Any], number: int | None, time: float | None) -> Message:
     """A message that was read: its content, number and commit time."""
-    return Message.unread(lambda data, number: (said, time), [b""], [number])[0].looked_at()
+    return Message.unread(lambda data, number: (fields, time), [b""], [number])[0].looked_at()
 
 
 def _numbered(found: Mapping[str, Any]) -> Message:
-    said = dict(found)
-    return message(said, said.pop("number", None), None)
+    fields = dict(found)
+    return message(fields, fields.pop("number", None), None)
 
 
 def snapshot(found: Mapping[str, Any]) -> Snapshot:

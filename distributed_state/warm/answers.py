@@ -331,16 +331,16 @@ def _conflict(record: str, draft: Draft, version: int, found: tuple[bytes | None
     own = len(draft.preconditions)
     held, found = found[:own], found[own:]
     expected = f"version {draft.expected}" if draft.expected else "no record (version 0)"
-    seen, said = f"version {version}", None
+    seen, why = f"version {version}", None
     if draft.expected in (None, version):  # then one of the conditions below failed
         judged = (unmet(record, *each, raw) for each, raw in zip(draft.preconditions, held, strict=False))
-        said = next(filter(None, judged), None)
+        why = next(filter(None, judged), None)
         pairs = zip(draft.expectations, found, strict=False)
         others = [(name, raw, now) for (name, raw), now in pairs if raw != now]
         expected = ", ".join(f"{_named(name)} = {_shown(name, raw)}" for name, raw, _ in others) or expected
         now_held = ", ".join(_shown(name, now) for name, _, now in others)
         seen = f"{now_held} at version {version}" if others else seen
-    text = said or f"{record}: expected {expected}, found {seen}"
+    text = why or f"{record}: expected {expected}, found {seen}"
     return Conflict(text, version=version, found=found, preconditions=held)
 
 

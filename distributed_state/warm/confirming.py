@@ -329,11 +329,11 @@ class Replicated:
 
         Raises ConfigurationError if it can never be reached.
         """
-        said, acknowledged = await self._port.apart(node, [], [_INFO, (b"WAIT", 0, 1)])
-        for answer in (said, acknowledged):
+        info, acknowledged = await self._port.apart(node, [], [_INFO, (b"WAIT", 0, 1)])
+        for answer in (info, acknowledged):
             if isinstance(answer, StateError):
                 raise answer
-        attached = _attached(said)
+        attached = _attached(info)
         if not self._every:
             return self._short(len(attached), self._replicas)
         seen = await self._look(node, attached)
