@@ -451,7 +451,7 @@ def of_record(sql: Sql, record: str) -> list[Branched]:
                 kept_ms=min(row.kept_ms for row in own),
                 cause=own[0].cause,
                 actors=tuple(sorted({row.actor for row in own if row.actor})),
-                told=all(row.told for row in own),
+                published=all(row.told for row in own),
             )
         )
     return sorted(found, key=lambda each: (ordinal(each.epoch), len(each.id), each.id))
@@ -611,7 +611,7 @@ def purge(sql: Sql, before_ms: int, limit: int) -> int:
     return removed
 
 
-def told(sql: Sql, record: str, branch: str) -> None:
+def mark_published(sql: Sql, record: str, branch: str) -> None:
     """Note that a branch's event was published."""
     sql.execute(update(branches).where(_is(sql, record, branch)).values(told=True))
 
@@ -630,5 +630,5 @@ class BranchStore(Part):
     entries = reads(entries)
     state_at = reads(state_at)
     drop = writes(drop)
-    told = writes(told)
+    mark_published = writes(mark_published)
     survey = reads(survey)

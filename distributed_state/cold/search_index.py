@@ -326,9 +326,9 @@ class Due:
     indexed: tuple[str, int] | None = None  # the epoch and version that the index has
 
 
-def waiting(sql: Sql, settled: str) -> list[int] | None:
+def waiting(sql: Sql, expected: str) -> list[int] | None:
     """The partitions with due records. None: the index no longer has these settings."""
-    if settings(sql) != settled:
+    if settings(sql) != expected:
         return None
     p = partitions.c
     return list(sql.execute(select(p.partition).where(p.namespace == sql.namespace, _has_due())).scalars())
@@ -340,12 +340,14 @@ def _has_due() -> ColumnElement[bool]:
     return select(d.id).where(d.namespace == p.namespace, d.partition == p.partition).correlate(partitions).exists()
 
 
-def claim(sql: Sql, some: Collection[int], claimer: str, now_ms: int, seconds: float, settled: str) -> list[int] | None:
+def claim(
+    sql: Sql, some: Collection[int], claimer: str, now_ms: int, seconds: float, expected: str
+) -> list[int] | None:
     """Claim the free partitions with due records, for this many seconds; return them.
 
     None: the index no longer has these settings.
     """
-    if settings(sql) != settled:
+    if settings(sql) != expected:
         return None
     p = partitions.c
     free = (p.claim == claimer) | (p.until_ms < now_ms)

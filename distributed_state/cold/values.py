@@ -226,7 +226,7 @@ class Branched:
     kept_ms: int
     cause: str
     actors: tuple[str, ...]
-    told: bool
+    published: bool
 
 
 @dataclass(frozen=True, slots=True)

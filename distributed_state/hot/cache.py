@@ -287,7 +287,7 @@ class Hot:
         Entries put aside are evicted first. An entry used since the last pass gets a second chance and moves to the
         young end.
         """
-        entry.settle()
+        entry.untrack()
         self.entries[text] = entry
         self.bytes += entry.size
         dropped = []

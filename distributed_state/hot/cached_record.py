@@ -156,7 +156,7 @@ class CachedRecord:
         """The stored bytes of a field, even if it has expired: a write has to expect these bytes."""
         return self._stored.get(name)
 
-    def settle(self) -> None:
+    def untrack(self) -> None:
         """Remove the entry from the garbage collector's list: it holds only bytes, numbers, its codec and freshness."""
         untrack(self, self.codec)
         if _DICTS_ARE_TRACKED:

@@ -451,7 +451,7 @@ class Branches:
         """Publish `conversation.diverged` for each branch of these records that is not published yet."""
         for record in sorted(records):
             for branch in await self._port.sql(self._cold.branches.of, record):
-                if not branch.told:
+                if not branch.published:
                     try:
                         await self._publish(branch)
                     except StateError as error:
@@ -466,7 +466,7 @@ class Branches:
         since_ms = branch.kept_ms - _CLOCKS_MS
         encoded = codec.encode(data, "data")
         if await self._stream.emit_once(keys, writer, since_ms, "conversation.diverged", branch.record, encoded):
-            await self._port.sql(self._cold.branches.told, branch.record, branch.id)
+            await self._port.sql(self._cold.branches.mark_published, branch.record, branch.id)
 
     async def look_after(self, partitions: Sequence[int]) -> None:
         """From time to time count the branches, and publish events of these partitions that were not published."""

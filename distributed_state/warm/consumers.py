@@ -217,7 +217,7 @@ class Consumers:
         """Take the events that the stream holds of these partitions; return the partitions that could not be read."""
         wanted = behind & set().union(*(each.taken() for each in list(self._subscriptions)))
         taken, heads = await self._places(wanted)
-        await self._channels.settle(heads)
+        await self._channels.register(heads)
         if any(heads[each].lost(at[each]) for at in taken.values() for each in at.keys() & heads.keys()):
             # A failure of one partition usually affects others: one resync serves all.
             wanted = set(self._all())

@@ -109,7 +109,7 @@ class EventChannels:
     def _alone(self, partition: int, types: str) -> bytes:
         return self._keys.partition(partition).events_channel + b":" + types.encode()
 
-    async def settle(self, heads: Mapping[int, Head]) -> None:
+    async def register(self, heads: Mapping[int, Head]) -> None:
         """Register this replica's list of types where it is missing, and leave the channel of all events elsewhere."""
         types = self.types
         calls = {}

@@ -78,7 +78,7 @@ def test_what_is_kept_leads_to_nothing_that_is_walked_and_not_back_to_itself() -
     kept.freshness = FRESH
     assert kept.living(6.0).value("b", None) == 2
     assert kept.living(6.0).raw(b"a") == kept.fields[b"a"]
-    kept.settle()
+    kept.untrack()
     reached = behind(kept)
     assert kept.living(6.0) in reached
     assert not any(each is kept for each in reached)

@@ -125,12 +125,12 @@ def differences(stream: Sequence[Event], audited: Sequence[Event], accounts: Ite
 
 def _archive(stream: Sequence[Event], audited: Sequence[Event]) -> Iterator[str]:
     kept = {each.id for each in audited}
-    told = {each.id for each in stream}
+    published = {each.id for each in stream}
     for each in stream:
         if each.id not in kept:
             yield f"SQL: {each.type} of {each.subject} is missing"
     for each in audited:
-        if each.id not in told:
+        if each.id not in published:
             yield f"SQL: {each.type} of {each.subject} was never in the stream"
 
 

@@ -7,17 +7,17 @@
   Expects  clock, written; replica, sequence, oldest, digest, since, epoch, window_ms
            ops    all op ids of the record, false = none: see op_pieces
   Defines  since         as a number
-           remembered    what is kept of other replicas: '@ms;' and groups
+           others        what is kept of other replicas: '@ms;' and groups
            mine, mine_oldest    the sequences that are kept of this replica, and the oldest one
   Returns  the answer that was given when it was applied, {'forgotten'}, {'misused', version}, {'late', ms, epoch},
            {'unsure', ms, epoch}, or goes on
 ]]
-local remembered, mine, mine_oldest, hydrated = '', '', oldest, 0
+local others, mine, mine_oldest, hydrated = '', '', oldest, 0
 if ops then
   if string.byte(ops) == 64 then -- @
     local came, groups = string.match(ops, '^@(%d+);(.*)$')
     hydrated, ops = came + 0, groups
-    if now_ms - hydrated <= window_ms then remembered = '@' .. came .. ';' end
+    if now_ms - hydrated <= window_ms then others = '@' .. came .. ';' end
   end
   -- Usually there is only one, which is this replica's and answered, so no search is needed.
   local only, last = string.match(ops, '^(%S+) %d+ %d+ (%d+):[^ ;]*$')
@@ -43,7 +43,7 @@ if ops then
           mine = table.concat(left)
         end
       elseif time * 1000 + window_ms >= now_ms - 1000 then
-        remembered = remembered .. who .. ' ' .. first .. ' ' .. time .. rest .. ';'
+        others = others .. who .. ' ' .. first .. ' ' .. time .. rest .. ';'
       end
     end
   end

@@ -4,7 +4,7 @@
            size, growth, first_message, last_message, results
   Defines  noted    the value of '#ops'; further pieces are added to fields, and fields that are no longer needed to gone
 ]]
-local noted = remembered .. replica .. ' ' .. mine_oldest .. ' ' .. now[1] .. mine .. ' '
+local noted = others .. replica .. ' ' .. mine_oldest .. ' ' .. now[1] .. mine .. ' '
   .. sequence .. ':' .. version .. ':' .. digest .. ':' .. first_message .. ',' .. results
 local parts = 0
 -- A record with messages is a hash table in any case: a message is seldom as short as 64 bytes.
