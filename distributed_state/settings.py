@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -14,6 +15,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from distributed_state.errors import ConfigurationError
 
+log = logging.getLogger(__name__)
+PREFIX = "DISTRIBUTED_STATE_"
+_LIKE = 0.8  # of a variable's letters, to be taken for a misspelt one
 _SECRET = ("url", "archive")
 UNREADABLE = (
     "cannot be read: the port is a number from 1 to 65535, and in a user name or a password @ is written %40, : %3A, "
@@ -25,9 +29,7 @@ LEVELS = r"memory|replicated(:[1-9]\d{0,2})?|fsynced|archived"
 class Settings(BaseSettings):
     """A store's settings, from keyword arguments or DISTRIBUTED_STATE_* variables. Times in seconds, sizes in bytes."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="DISTRIBUTED_STATE_", extra="forbid", frozen=True, hide_input_in_errors=True
-    )
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True)
 
     url: str | None = Field(None, description="Redis or Valkey; None is the embedded server in this process")
     archive: str | None = Field(
@@ -103,6 +105,7 @@ class Settings(BaseSettings):
     @classmethod
     def of(cls, **given: Any) -> Settings:
         """Check the given settings. Raises ConfigurationError, which names the wrong one."""
+        warn_of_misspelt()
         try:
             return cls(**{name: value for name, value in given.items() if value is not None})
         except ValidationError as error:
@@ -120,6 +123,20 @@ class Settings(BaseSettings):
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
             yield name, without_password(value) if name in _SECRET and value else value
+
+
+_warned: set[str] = set()
+
+
+def warn_of_misspelt(more: Iterable[str] = ()) -> None:
+    """Log each environment variable that is almost that of a setting, or one of `more`, once and without its value."""
+    known = {*more, *(f"{PREFIX}{name.upper()}" for name in Settings.model_fields)}
+    for name in os.environ:
+        if name.startswith(PREFIX) and name not in known and name not in _warned:
+            near = get_close_matches(name.removeprefix(PREFIX), [each.removeprefix(PREFIX) for each in known], 1, _LIKE)
+            if near:
+                _warned.add(name)
+                log.warning("the environment variable %s has no effect; did you mean %s%s?", name, PREFIX, near[0])
 
 
 def refuse_unescaped(url: str, name: str) -> None:

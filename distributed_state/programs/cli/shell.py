@@ -99,6 +99,15 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _variables(command: Any) -> Iterator[str]:
+    """The environment variables that give the options of a command, and of those below it."""
+    for parameter in command.params:
+        if names := parameter.envvar:
+            yield from [names] if isinstance(names, str) else names
+    for each in getattr(command, "commands", {}).values():
+        yield from _variables(each)
+
+
 @app.callback()
 def options(
     context: typer.Context,
@@ -118,6 +127,11 @@ def options(
     if level is None:
         raise typer.BadParameter(f"{log_level!r} is not one of debug, info, warning, error, critical")
     logs.write(level, err)
+    known = {*_variables(context.find_root().command)}
+    if any(name.startswith("DISTRIBUTED_STATE_") and name not in known for name in os.environ):
+        from distributed_state.settings import warn_of_misspelt
+
+        warn_of_misspelt(known)
     context.obj = {"url": url, "archive": archive, "namespace": namespace}
 
 
