@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from operator import is_
@@ -37,6 +36,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticSerializationError
 
+from distributed_state.conversation import dataclass_state
+from distributed_state.conversation.dataclass_state import NOT_STORED, OWN, Saved
 from distributed_state.conversation.phases import DEFAULT
 from distributed_state.errors import Conflict, CorruptState, InvalidTransition, InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
@@ -44,6 +45,7 @@ from distributed_state.records import messages
 from distributed_state.records.access import MESSAGES, MOVES
 from distributed_state.records.context import RecordContext
 from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import read as read_path
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import chance, codec
 from distributed_state.values.keys import RecordKeys
@@ -230,20 +232,6 @@ def _as_id(value: str) -> str:
     return Ref("session", value).id
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The stored part of a state: the version that the next save expects, and the values that it need not write."""
-
-    record: str
-    epoch: str
-    version: int
-    fields: dict[str, Any]
-    phase: str | None
-    history: tuple[Message, ...]
-    notes: dict[str, bytes]
-    tool_calls: tuple[ToolCall, ...]
-
-
 class AgentState(BaseModel):
     """Everything that an agent knows about one session at one moment. Times are in seconds since 1970.
 
@@ -266,9 +254,9 @@ class AgentState(BaseModel):
     _saved: Saved | None = PrivateAttr(default=None)
 
     @classmethod
-    def from_user_input(cls, text: str, session_id: str | None = None) -> Self:
+    def from_user_input(cls, user_input: str, session_id: str | None = None) -> Self:
         """A state in the phase of planning an answer to a user, with the given session id or a new one."""
-        return (cls() if session_id is None else cls(session_id=Ref("session", session_id).id)).new_task(text)
+        return (cls() if session_id is None else cls(session_id=Ref("session", session_id).id)).new_task(user_input)
 
     def new_task(self, text: str) -> Self:
         """Begin the next task of the conversation: the memory holds only the goal, and iterations start at 0.
@@ -378,8 +366,6 @@ _MEMORY = ("goal", "plan_steps", "completed_steps")
 _STATE = ("iteration", "final_answer", "error_message", "created_at", "updated_at")
 _NOTE = "agent.note."
 _CALL = "agent.tool_call."
-_NOT_STORED: Any = object()
-_OWN = "agent.own."  # the fields of a subclass
 _MARK = b"agent.created_at"  # a record without this field holds no state
 _GO_ON = "go on from load_state(), or from the result of each save: state = session.save_state(state), in asyncio await"
 
@@ -392,29 +378,34 @@ def checked_kind(kind: Any) -> type[AgentState]:
     if isinstance(kind, type) and issubclass(kind, AgentState):
         return kind
     raise InvalidValue(
-        f"a state is an AgentState or of a subclass of it, not {kind!r:.80}; schema= takes other classes"
+        f"a state is an AgentState, of a subclass, or of a dataclass, not {kind!r:.80}; schema= takes other classes"
     )
 
 
-async def load(context: RecordContext, kind: type[AgentState] = AgentState) -> AgentState | None:
+async def load(context: RecordContext, kind: type[Any] = AgentState) -> Any:
     """The last saved state, with the version that the next save expects."""
+    if dataclass_state.is_one(kind):
+        entry = await read_path.read(context.tiers, context.keys, fresh=True)
+        return dataclass_state.read(context.keys, entry, kind)
     shown = await messages.chosen(context.tiers, context.keys, messages.Page(), fresh=True)
     return read(context.keys, shown.entry, shown.messages(), kind)
 
 
-def shown(state: AgentState | None) -> tuple[str, ...]:
+def shown(state: Any) -> tuple[str, ...]:
     """The fields of its record that a state shows; the policy is asked for them."""
     if state is None:
         return ()
+    if dataclass_state.is_one(type(state)):
+        return (*dataclass_state.fields(state), MOVES)
     notes = (_NOTE + key for key in state.memory.notes)
     calls = (f"{_CALL}{number}" for number in range(len(state.memory.tool_calls)))
     return (*_fields(state), *notes, *calls, MESSAGES, MOVES)
 
 
-def read(
-    keys: RecordKeys, entry: CachedRecord, history: list[Message], kind: type[AgentState] = AgentState
-) -> AgentState | None:
+def read(keys: RecordKeys, entry: CachedRecord, history: list[Message], kind: type[Any] = AgentState) -> Any:
     """The state in a record, None without one. Raises CorruptState."""
+    if dataclass_state.is_one(kind):
+        return dataclass_state.read(keys, entry, kind)
     if entry.deleted or _MARK not in entry.fields:
         return None
     stored = entry.fields.get(PHASE)
@@ -424,7 +415,7 @@ def read(
     memory = {name: fields[f"agent.{name}"] for name in _MEMORY if f"agent.{name}" in fields}
     memory["notes"] = {name[len(_NOTE) :]: value for name, value in fields.items() if name.startswith(_NOTE)}
     known = {name: fields[f"agent.{name}"] for name in _STATE if f"agent.{name}" in fields}
-    known |= {name: fields[_OWN + name] for name in _own_names(checked_kind(kind)) if _OWN + name in fields}
+    known |= {name: fields[OWN + name] for name in _own_names(checked_kind(kind)) if OWN + name in fields}
     try:
         memory["tool_calls"] = [calls[str(number)] for number in range(len(calls))]
         found = valid({**known, "session_id": keys.ref.id, "phase": phase, "history": history, "memory": memory}, kind)
@@ -433,8 +424,10 @@ def read(
     return saved(found, keys, entry.epoch, entry.version)
 
 
-def saved(state: AgentState, keys: RecordKeys, epoch: str, version: int) -> AgentState:
+def saved(state: Any, keys: RecordKeys, epoch: str, version: int) -> Any:
     """The state with a note that this version of its record holds it."""
+    if dataclass_state.is_one(type(state)):
+        return dataclass_state.saved(state, keys, epoch, version)
     notes = {key: codec.encode(value) for key, value in state.memory.notes.items()}
     tool_calls = tuple(state.memory.tool_calls)
     return state.with_saved(
@@ -446,7 +439,7 @@ def _fields(state: AgentState) -> dict[str, Any]:
     """The fields of the record that do not grow in number; None: absent."""
     memory = {"goal": state.memory.goal} | {name: list(getattr(state.memory, name)) for name in _MEMORY[1:]}
     rest = {name: getattr(state, name) for name in _STATE}
-    own = {_OWN + name: value for name, value in _own_fields(state).items()}
+    own = {OWN + name: value for name, value in _own_fields(state).items()}
     return {f"agent.{name}": value for name, value in (memory | rest).items()} | own
 
 
@@ -467,19 +460,27 @@ def _own_fields(state: AgentState) -> dict[str, Any]:
 # Saving
 
 
-def known(keys: RecordKeys, state: AgentState) -> tuple[Saved, bool]:
+def saved_of(state: Any) -> Saved | None:
+    """The stored part of a state; None if it was neither loaded nor saved."""
+    own = dataclass_state.is_one(type(state))
+    found: Saved | None = dataclass_state.saved_of(state) if own else state.saved
+    return found
+
+
+def known(keys: RecordKeys, state: Any) -> tuple[Saved, bool]:
     """The part of a state that this record holds according to the state, and whether it holds no state yet."""
-    checked_kind(type(state))
-    if state.session_id != keys.ref.id:
+    if not dataclass_state.is_one(type(state)):
+        checked_kind(type(state))
+    if getattr(state, "session_id", keys.ref.id) != keys.ref.id:
         text = f"{keys.ref.text[:200]}: cannot hold the state of session {state.session_id!r:.80}"
         raise InvalidValue(f"{text}; make the state with session_id={keys.ref.id!r:.80}")
-    base = state.saved
+    base = saved_of(state)
     if base is None or base.record != keys.ref.text:
         return Saved(keys.ref.text, "", 0, {}, None, (), {}, ()), True
     return base, False
 
 
-async def save(context: RecordContext, state: AgentState) -> AgentState:
+async def save(context: RecordContext, state: Any) -> Any:
     """Write the changes since the state was loaded, unless the record changed meanwhile; returns the saved state.
 
     The given state is marked as saved, too: a loop that drops the result may go on from it.
@@ -487,7 +488,7 @@ async def save(context: RecordContext, state: AgentState) -> AgentState:
     keys = context.keys
     base, new = known(keys, state)
 
-    async def once() -> AgentState:
+    async def once() -> Any:
         nonlocal base
         assert base is not None
         change = context.changes()
@@ -503,7 +504,8 @@ async def save(context: RecordContext, state: AgentState) -> AgentState:
             base = before(keys, shown.entry, shown.messages(), conflict)
             raise
         result = saved(whole, keys, done.epoch, done.version)
-        state.mark_saved(result.saved)
+        if result is not state:
+            state.mark_saved(result.saved)
         return result
 
     return await (write_path.until_no_conflict(context.tiers, once) if new else once())
@@ -511,20 +513,23 @@ async def save(context: RecordContext, state: AgentState) -> AgentState:
 
 def before(keys: RecordKeys, entry: CachedRecord, history: list[Message], cause: Exception | None = None) -> Saved:
     """The base for a new state. Raises InvalidValue if the record holds a state already."""
-    if not entry.deleted and _MARK in entry.fields:
+    if not entry.deleted and (_MARK in entry.fields or dataclass_state.stored(entry)):
         text = f"{keys.ref.text[:200]}: holds a state already, at version {entry.version}; {_GO_ON}"
         raise InvalidValue(text) from cause
     return Saved(keys.ref.text, entry.epoch, entry.version, {}, None, tuple(history), {}, ())
 
 
 async def base_for(
-    keys: RecordKeys, entry: CachedRecord, state: AgentState, history: Callable[[], Awaitable[list[Message]]]
+    keys: RecordKeys, entry: CachedRecord, state: Any, history: Callable[[], Awaitable[list[Message]]]
 ) -> Saved:
     """The base for saving a state in a turn that began with this entry.
 
     Raises Conflict if the state has another base.
     """
     base, new = known(keys, state)
+    if new and dataclass_state.is_one(type(state)):
+        # dataclasses.replace loses the note. The turn holds the record, so the state follows the one it began with.
+        return dataclass_state.base_in(keys, entry)
     if new:
         return before(keys, entry, await history())
     if (base.epoch, base.version) != (entry.epoch, entry.version):
@@ -533,14 +538,17 @@ async def base_for(
     return base
 
 
-def put(change: Changes, state: AgentState, base: Saved) -> AgentState:
+def put(change: Changes, state: Any, base: Saved) -> Any:
     """Put the differences from `base` into `change`; returns the state as it will be stored."""
+    if dataclass_state.is_one(type(state)):
+        dataclass_state.put(change, state, base)
+        return state
     state, start, first = _checked(state, base)
     memory = state.memory
     for name, value in _fields(state).items():
-        if value is None and base.fields.get(name) is not None and not name.startswith(_OWN):
+        if value is None and base.fields.get(name) is not None and not name.startswith(OWN):
             change.delete(name)
-        elif value != base.fields.get(name, _NOT_STORED if name.startswith(_OWN) else None):
+        elif value != base.fields.get(name, NOT_STORED if name.startswith(OWN) else None):
             change.set(name, value)
     for key in sorted(base.notes.keys() - memory.notes.keys()):
         change.delete(_NOTE + key)

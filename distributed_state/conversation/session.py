@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from pydantic import ValidationError
 
@@ -317,17 +317,21 @@ class AsyncSession(AsyncRecord):
         self._context.allow("read", MESSAGES, MOVES)
         return await look(contexts, last, counter)
 
-    async def load_state(self, kind: type[AgentState] = AgentState) -> AgentState | None:
+    @overload
+    async def load_state(self) -> AgentState | None: ...
+    @overload
+    async def load_state(self, kind: type[M]) -> M | None: ...
+    async def load_state(self, kind: type[Any] = AgentState) -> Any:
         """Read the agent's state, None if none was saved, with the version and values that `save_state` expects.
 
-        `kind` is the class of the state: AgentState, or your subclass, whose own fields are read as well.
+        `kind` is the class of the state: AgentState, your subclass with fields of its own, or a dataclass.
         """
         self._context.allow("read", None)
         state = await agent_state.load(self._context, kind)
         self._context.allow("read", *agent_state.shown(state))
         return state
 
-    async def save_state(self, state: AgentState) -> AgentState:
+    async def save_state(self, state: M) -> M:
         """Save an agent's state in one commit and return the saved state, to continue from.
 
         Example::
@@ -336,11 +340,13 @@ class AsyncSession(AsyncRecord):
             for step in (AgentState.to_executing, AgentState.to_reflecting):
                 state = await session.save_state(step(state))
 
+        The state is an AgentState, of a subclass, or of a dataclass; a dataclass is kept in fields, with its history.
         Sends only the changes since it was loaded or saved, and appends only new messages. Raises Conflict if the
         record changed meanwhile; InvalidValue for the state of another session, an outdated state, a history that does
         not continue the stored one, or an invalid value.
         """
-        return await agent_state.save(self._context, state)
+        found: M = await agent_state.save(self._context, state)
+        return found
 
     async def switch(self, *, previous_id: str = "", client: str = "", message_count: int | None = None) -> int:
         """Publish that a client continues with this conversation; return the record's new version.

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 from zlib import crc32
 
 from distributed_state.conversation import agent_state, request_log, window
@@ -34,6 +34,7 @@ from distributed_state.port.waited import bounded
 from distributed_state.records import messages
 from distributed_state.records.access import MESSAGES, VERSION
 from distributed_state.records.context import RecordContext
+from distributed_state.records.schema import M
 from distributed_state.records.transaction import Transaction, Workspace, preconditions
 from distributed_state.results import TimedRun, TurnTimes, Written
 from distributed_state.tiers import commit as write_path
@@ -114,7 +115,7 @@ class AsyncTurn(Transaction):
         self._moved: list[str] = []
         self._clock = TurnClock(self._tiers.port.monotonic)
         self._calls = ToolRuns(self._tiers.port, self._clock)
-        self._state: AgentState | None = None
+        self._state: Any = None
         self._summary: bytes | None = None
         self._session = session
         self._revive = revive
@@ -239,14 +240,18 @@ class AsyncTurn(Transaction):
             self._tiers, self._context.keys, bounds, look=look, keep=keep, pending=tuple(self._pending)
         )
 
-    async def load_state(self, kind: type[AgentState] = AgentState) -> AgentState | None:
+    @overload
+    async def load_state(self) -> AgentState | None: ...
+    @overload
+    async def load_state(self, kind: type[M]) -> M | None: ...
+    async def load_state(self, kind: type[Any] = AgentState) -> Any:
         """Read the agent's state as it was before this turn, None if none was saved."""
         self._context.allow("read", None)
         state = agent_state.read(self._context.keys, self._workspace.entry, await self._before(None), kind)
         self._context.allow("read", *agent_state.shown(state))
         return state
 
-    async def save_state(self, state: AgentState) -> None:
+    async def save_state(self, state: Any) -> None:
         """Commit an agent's state with this turn: the changes since it was loaded. After the turn `state` holds it.
 
         Raises Conflict if it was not loaded from the version that this turn began with; other errors as in
@@ -258,7 +263,7 @@ class AsyncTurn(Transaction):
         self._state = agent_state.put(self._workspace.changes, state, base)
 
     @property
-    def state(self) -> AgentState | None:
+    def state(self) -> Any:
         """The agent's state that this turn saves; continue with this value after the turn."""
         return self._state
 

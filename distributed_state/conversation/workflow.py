@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import Enum
 from typing import Any
 
-from distributed_state.conversation.agent_state import AgentState, checked_kind
+from distributed_state.conversation import dataclass_state
+from distributed_state.conversation.agent_state import AgentState, checked_kind, saved_of
 from distributed_state.conversation.phases import DEFAULT
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.errors import InvalidValue, NotFound
 from distributed_state.values.model import log_fields
 
 log = logging.getLogger(__name__)
-Step = Callable[[AgentState, Any], AgentState | Awaitable[AgentState]]
+Step = Callable[[Any, Any], Any]
 _NEXT = "workflow.next"
 _FIRST = "workflow.first"
+_INPUT = "workflow.input"  # the input that the task of a dataclass began with
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +37,14 @@ class Workflow:
     step's own changes of the turn's fields, are committed with it. `turn.request_id` names the step, and is the same
     when the step is repeated after a crash: pass it to external side effects, which may happen again. A task that takes
     more than `max_steps` ends in phase "error"; a step longer than `step_timeout` seconds raises Fenced, and may be run
-    again. `state` is the class of the states: AgentState, or your subclass with fields of its own.
+    again. `state` is the class of the states: AgentState, your subclass with fields of its own, or a dataclass with
+    a field `phase`, a class method `from_user_input(text)`, and a method `to_error(message)`.
     """
 
     steps: Mapping[str, Step]
     max_steps: int = 20
     step_timeout: float | None = None
-    state: type[AgentState] = AgentState
+    state: type[Any] = AgentState
 
     def __post_init__(self) -> None:
         if not isinstance(self.steps, Mapping) or not self.steps:
@@ -51,7 +55,7 @@ class Workflow:
                 raise InvalidValue(f"there is no step to do in phase {phase!r:.80}; phases with steps: {allowed}")
             if not callable(step):
                 raise InvalidValue(f"the step of phase {phase!r} is a function, not {step!r:.80}")
-        checked_kind(self.state)
+        _check_kind(self.state)
         if type(self.max_steps) is not int or self.max_steps < 1:
             raise InvalidValue(f"max_steps is an int from 1 on, not {self.max_steps!r:.80}")
         seconds = self.step_timeout
@@ -61,6 +65,20 @@ class Workflow:
             raise InvalidValue(f"step_timeout is in seconds and more than 0, not {self.step_timeout!r:.80}")
 
 
+def _check_kind(kind: Any) -> None:
+    if not dataclass_state.is_one(kind):
+        checked_kind(kind)
+    elif "phase" not in {each.name for each in fields(kind)} or not (
+        hasattr(kind, "from_user_input") and hasattr(kind, "to_error")
+    ):
+        needs = "a field `phase`, a class method from_user_input(text) and a method to_error(message)"
+        raise InvalidValue(f"{kind.__name__}: the state of a workflow is an AgentState, or a dataclass with {needs}")
+
+
+def _phase(state: Any) -> Any:
+    return state.phase.value if isinstance(state.phase, Enum) else state.phase
+
+
 async def run(
     session: Any,
     workflow: Workflow,
@@ -68,7 +86,7 @@ async def run(
     request_id: str | None,
     dressed: Callable[[Any], Any],
     **lease: Any,
-) -> AgentState:
+) -> Any:
     """Run a session's task until it is done, has failed or waits for its user; return the state."""
     if not isinstance(workflow, Workflow):
         raise InvalidValue(f"run takes a Workflow, not {workflow!r:.80}")
@@ -79,21 +97,21 @@ async def run(
         turn: AsyncTurn = session.turn(limit=workflow.step_timeout, slot="workflow step", **lease)
         async with turn:
             # Another worker that runs this session may have done the step meanwhile.
-            if state.saved is None or (state.saved.epoch, state.saved.version) != (turn.epoch, turn.version):
+            saved = saved_of(state)
+            if saved is None or (saved.epoch, saved.version) != (turn.epoch, turn.version):
                 state = await _loaded(turn, workflow.state)
             if _unfinished(state, workflow):
-                await _step(workflow, state, turn, dressed)
+                await _step(workflow, state, turn, session.ref.id, dressed)
         state = turn.state or state
     return state
 
 
-def _unfinished(state: AgentState, workflow: Workflow) -> bool:
-    return state.phase not in DEFAULT.final and (state.phase != "waiting_feedback" or state.phase in workflow.steps)
+def _unfinished(state: Any, workflow: Workflow) -> bool:
+    phase = _phase(state)
+    return phase not in DEFAULT.final and (phase != "waiting_feedback" or phase in workflow.steps)
 
 
-async def _begin(
-    session: Any, kind: type[AgentState], text: str | None, request_id: str | None, lease: dict[str, Any]
-) -> AgentState:
+async def _begin(session: Any, kind: type[Any], text: str | None, request_id: str | None, lease: dict[str, Any]) -> Any:
     """Put the user's input into the state as a new task or an answer, unless the state has it already."""
     turn: AsyncTurn = session.turn(request_id=request_id, **lease)
     async with turn:
@@ -102,13 +120,14 @@ async def _begin(
             if state is None:
                 raise NotFound(f"{session.ref.text[:200]}: there is no task to go on with")
             return state
-        following = await _with_input(turn, state, kind, session.ref.id, text)
+        take = _with_dataclass_input if dataclass_state.is_one(kind) else _with_input
+        following = await take(turn, state, kind, session.ref.id, text)
         if following is None:
             assert state is not None
             about = session.ref.text
-            log.info("%s: continues in phase %s", about[:200], state.phase, extra=log_fields(about))
+            log.info("%s: continues in phase %s", about[:200], _phase(state), extra=log_fields(about))
             return state
-        if state is None or state.phase in DEFAULT.final:
+        if state is None or _phase(state) in DEFAULT.final:
             turn[_FIRST] = turn.get(_NEXT, 0)
         await turn.save_state(following)
     assert turn.state is not None
@@ -130,35 +149,49 @@ async def _with_input(
     return state.with_messages({"role": "user", "content": text})
 
 
-async def _loaded(turn: AsyncTurn, kind: type[AgentState]) -> AgentState:
+async def _with_dataclass_input(turn: AsyncTurn, state: Any, kind: type[Any], session_id: str, text: str) -> Any:
+    """The state of a new task; None if the task that this input began is already under way."""
+    if state is None or _phase(state) in (*DEFAULT.final, DEFAULT.initial):
+        turn[_INPUT] = text
+        begun = kind.from_user_input(text)
+        has_id = "session_id" in {each.name for each in fields(kind)}
+        return replace(begun, session_id=session_id) if has_id else begun
+    if text == turn.get(_INPUT):
+        return None
+    way = f"give None to go on, or make {kind.__name__} a subclass of AgentState, which takes further inputs"
+    raise InvalidValue(f"session:{session_id[:200]}: is in phase {_phase(state)!r:.80} of another task; {way}")
+
+
+async def _loaded(turn: AsyncTurn, kind: type[Any]) -> Any:
     state = await turn.load_state(kind)
     if state is None:
         raise NotFound("the session's task was removed while it ran")
     return state
 
 
-async def _step(workflow: Workflow, state: AgentState, turn: AsyncTurn, dressed: Callable[[Any], Any]) -> None:
+async def _step(
+    workflow: Workflow, state: Any, turn: AsyncTurn, session_id: str, dressed: Callable[[Any], Any]
+) -> None:
     number = turn.get(_NEXT, 0)
-    turn.request_id = f"{state.session_id}/{number}"
+    phase = _phase(state)
+    turn.request_id = f"{session_id}/{number}"
     turn[_NEXT] = number + 1
     if number - turn.get(_FIRST, 0) >= workflow.max_steps:
         await turn.save_state(state.to_error(f"no answer after {workflow.max_steps} steps"))
         return
-    step = workflow.steps.get(state.phase)
+    step = workflow.steps.get(phase)
     if step is None:
-        raise InvalidValue(
-            f"the workflow has no step for phase {state.phase!r:.80}, only for {', '.join(workflow.steps)}"
-        )
+        raise InvalidValue(f"the workflow has no step for phase {phase!r:.80}, only for {', '.join(workflow.steps)}")
     if inspect.iscoroutinefunction(step) and not turn.suspends:
-        raise InvalidValue(f"the step of phase {state.phase!r} is a coroutine function, for asyncio only")
+        raise InvalidValue(f"the step of phase {phase!r} is a coroutine function, for asyncio only")
     following = step(state, dressed(turn))
     if inspect.isawaitable(following):
         following = await following
     if not isinstance(following, workflow.state):
         wanted = workflow.state.__name__
-        raise InvalidValue(f"the step of phase {state.phase!r} returned {following!r:.80}, not the next {wanted}")
-    if following.phase not in DEFAULT.states:
-        raise InvalidValue(f"the step of phase {state.phase!r} returned a state in phase {following.phase!r:.80}")
-    if turn.pending or turn.phase != state.phase:
+        raise InvalidValue(f"the step of phase {phase!r} returned {following!r:.80}, not the next {wanted}")
+    if _phase(following) not in DEFAULT.states:
+        raise InvalidValue(f"the step of phase {phase!r} returned a state in phase {_phase(following)!r:.80}")
+    if turn.pending or turn.phase != phase:
         raise InvalidValue("messages and phase of a step belong into the AgentState that it returns, not into its turn")
     await turn.save_state(following)

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, cast, overload
 
-from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
 from distributed_state.conversation.workflow import Workflow
 from distributed_state.conversation.workflow import run as workflow_run
@@ -384,7 +383,7 @@ class AsyncStateStore(AsyncFleet):
         request_id: str | None = None,
         wait: float = 60.0,
         ttl: float = 30.0,
-    ) -> AgentState:
+    ) -> Any:
         """Run an agent until it is done, has failed or waits for its user, and return its state.
 
         Example::

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
 
-from distributed_state.conversation.agent_state import AgentState
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.conversation.workflow import Workflow
@@ -683,7 +682,7 @@ class StateStore:
         request_id: str | None = None,
         wait: float = 60.0,
         ttl: float = 30.0,
-    ) -> AgentState:
+    ) -> Any:
         """Run an agent until it is done, has failed or waits for its user, and return its state.
 
         Example::

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Generic, Self
+from typing import Any, Generic, Self, overload
 
 from distributed_state.conversation.agent_state import AgentState, ToolCall
 from distributed_state.conversation.phases import DEFAULT, StateMachine
@@ -208,11 +208,17 @@ class Turn(MutableMapping[str, Any]):
             )
         )
 
-    def load_state(self, kind: type[AgentState] = AgentState) -> AgentState | None:
+    @overload
+    def load_state(self) -> AgentState | None: ...
+
+    @overload
+    def load_state(self, kind: type[M]) -> M | None: ...
+
+    def load_state(self, kind: type[Any] = AgentState) -> Any:
         """Read the agent's state as it was before this turn, None if none was saved."""
         return finish(self._core.load_state(kind))
 
-    def save_state(self, state: AgentState) -> None:
+    def save_state(self, state: Any) -> None:
         """Commit an agent's state with this turn: the changes since it was loaded. After the turn `state` holds it.
 
         Raises Conflict if it was not loaded from the version that this turn began with; other errors as in
@@ -221,7 +227,7 @@ class Turn(MutableMapping[str, Any]):
         finish(self._core.save_state(state))
 
     @property
-    def state(self) -> AgentState | None:
+    def state(self) -> Any:
         """The agent's state that this turn saves; continue with this value after the turn."""
         return self._core.state
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from distributed_state.conversation.agent_state import AgentState, ToolCall
 from distributed_state.conversation.phases import DEFAULT, StateMachine
@@ -785,14 +785,20 @@ class Session(Record):
         """
         return finish(self._core.context(last=last, beside=[core_of(each) for each in beside], counter=counter))
 
-    def load_state(self, kind: type[AgentState] = AgentState) -> AgentState | None:
+    @overload
+    def load_state(self) -> AgentState | None: ...
+
+    @overload
+    def load_state(self, kind: type[M]) -> M | None: ...
+
+    def load_state(self, kind: type[Any] = AgentState) -> Any:
         """Read the agent's state, None if none was saved, with the version and values that `save_state` expects.
 
-        `kind` is the class of the state: AgentState, or your subclass, whose own fields are read as well.
+        `kind` is the class of the state: AgentState, your subclass with fields of its own, or a dataclass.
         """
         return finish(self._core.load_state(kind))
 
-    def save_state(self, state: AgentState) -> AgentState:
+    def save_state(self, state: M) -> M:
         """Save an agent's state in one commit and return the saved state, to continue from.
 
         Example::
@@ -801,6 +807,7 @@ class Session(Record):
             for step in (AgentState.to_executing, AgentState.to_reflecting):
                 state = session.save_state(step(state))
 
+        The state is an AgentState, of a subclass, or of a dataclass; a dataclass is kept in fields, with its history.
         Sends only the changes since it was loaded or saved, and appends only new messages. Raises Conflict if the
         record changed meanwhile; InvalidValue for the state of another session, an outdated state, a history that does
         not continue the stored one, or an invalid value.

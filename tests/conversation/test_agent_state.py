@@ -321,6 +321,7 @@ def test_a_goal_may_be_called_current_goal() -> None:
 
 
 def test_a_state_begins_with_what_the_user_said() -> None:
+    assert AgentState.from_user_input(user_input="hi").memory.goal == "hi"
     state = AgentState.from_user_input("Weather in Oslo?")
     assert state.session_id != AgentState.from_user_input("Weather in Oslo?").session_id
     assert (state.phase, state.iteration, state.memory.goal) == ("planning", 0, "Weather in Oslo?")

@@ -525,10 +525,10 @@ async def test_a_subclass_with_fields_of_its_own_comes_back(store: Any) -> None:
     assert type(plain) is AgentState
     await session.save_state(plain.to_reflecting())
     assert (await session.load_state(Booking)).offers == found.offers, "a plain state leaves them alone"
-    for wrong in (dict, Offer, "Booking"):
+    for wrong in (dict, "Booking"):
         with pytest.raises(InvalidValue, match="AgentState"):
             await session.load_state(wrong)
-    await refused(session, Offer("Oslo", Decimal(1)), "AgentState")
+    await refused(session, Offer("Oslo", Decimal(1)), "holds a state already")
 
 
 async def test_a_workflow_runs_with_states_of_a_subclass(store: Any) -> None:
@@ -544,5 +544,3 @@ async def test_a_workflow_runs_with_states_of_a_subclass(store: Any) -> None:
     wrong = Workflow({"planning": lambda state, turn: AgentState(session_id="t")}, state=Booking)
     with pytest.raises(InvalidValue, match="not the next Booking"):
         await store.run(wrong, "Oslo?", session_id="t")
-    with pytest.raises(InvalidValue, match="AgentState"):
-        Workflow({"planning": plan}, state=Offer)
