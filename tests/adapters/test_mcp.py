@@ -160,6 +160,16 @@ async def test_an_agent_reads_and_writes_its_session_with_every_tool(opened: Any
         assert forked["session"] == "s2"
         await ask("rollback", session="s1", version=1)
         assert (await ask("get_state", session="s1"))["fields"] == {"city": "Oslo"}
+        await here.store.session("s1").checkpoint("Oslo")
+        for place in ({"steps": 2}, {"label": "Oslo"}, {"checkpoints": 1}):
+            await ask("set_state", session="s1", fields={"city": "Bergen"})
+            await ask("set_state", session="s1", fields={"city": "Voss"})
+            await ask("rollback", session="s1", **place)
+            assert (await ask("get_state", session="s1"))["fields"] == {"city": "Oslo"}, place
+        await ask("set_state", session="s1", fields={"city": "Bergen"})
+        await ask("rollback", session="s1")
+        assert (await ask("get_state", session="s1"))["fields"] == {"city": "Oslo"}
+        assert "InvalidValue: " in await ask.refused("rollback", session="s1", steps=1, version=1)
 
         await here.store.admin.archive()
         rows = (await ask("list_sessions"))["sessions"]

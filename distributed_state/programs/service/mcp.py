@@ -42,6 +42,7 @@ from distributed_state.programs.service.requests import (
     PREFIX,
     SESSION,
     Asked,
+    Label,
     Limit,
     Operation,
     Version,
@@ -628,18 +629,21 @@ class ForkSession(OfSession):
 
 
 class Rollback(OfSession):
-    """Restore a session to an earlier version. This makes a new version: no history is lost."""
+    """Restore an earlier state of a session: one step back, or what one of the arguments names. No history is lost."""
 
     name: ClassVar[str] = "rollback"
     right: ClassVar[Right] = "write"
-    version: Version = Field(description="The version to go back to, from the history.")
+    steps: Version | None = Field(None, description="How many versions to go back.")
+    label: Label | None = Field(None, description="Label of the checkpoint to go back to.")
+    version: Version | None = Field(None, description="The version to go back to, from the history.")
+    checkpoints: Version | None = Field(None, description="How many checkpoints to go back; 1 is the last.")
 
     async def run(self, asked: Asked) -> Any:
         """The new version."""
         session = self.chosen(asked)
         await records.comes_back(asked, context_of(session), revive=True)
         async with copying(asked.caller.party):
-            return {"version": await session.rollback(version=self.version)}
+            return {"version": await session.rollback(**self.model_dump(exclude={"session"}))}
 
 
 def _new(asked: Asked, id: str | None) -> str:
