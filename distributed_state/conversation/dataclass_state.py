@@ -24,6 +24,7 @@ from distributed_state.values.model import PHASE
 OWN = "agent.own."  # the fields of a dataclass, or of a subclass of AgentState
 NOT_STORED: Any = object()
 _NOTE = "_distributed_state_saved"
+_SENT = "_distributed_state_sent"  # the fields of a save that is not acknowledged yet
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -88,7 +89,8 @@ def fields(state: Any) -> dict[str, Any]:
 
 def saved(state: Any, keys: RecordKeys, epoch: str, version: int) -> Any:
     """The state, with a note that this version of its record holds it."""
-    holds = fields(state)
+    # Not the fields of now: those that changed since they were sent are not stored.
+    holds = vars(state).pop(_SENT, None) or fields(state)
     phase = holds.get(f"{OWN}phase")
     # Also in a frozen dataclass: the note is not part of its value.
     object.__setattr__(state, _NOTE, Saved(keys.ref.text, epoch, version, holds, phase))
@@ -109,7 +111,9 @@ def base_in(keys: RecordKeys, entry: CachedRecord) -> Saved:
 
 def put(change: Changes, state: Any, base: Saved) -> None:
     """Put the differences from `base` into `change`."""
-    for name, value in fields(state).items():
+    sent = fields(state)
+    object.__setattr__(state, _SENT, sent)
+    for name, value in sent.items():
         if value != base.fields.get(name, NOT_STORED):
             change.set(name, value)
         if name == f"{OWN}phase" and isinstance(value, str) and value != base.phase:

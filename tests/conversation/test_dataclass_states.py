@@ -127,6 +127,16 @@ async def test_a_turn_takes_a_replaced_dataclass_and_notices_an_older_one(store:
     assert await session.load_state(Point) == Point(2)
 
 
+async def test_a_change_after_the_save_of_a_turn_is_saved_by_the_next_one(store: Any) -> None:
+    session, state = store.session("s"), Trip()
+    async with session.turn() as turn:
+        await turn.save_state(state)
+        state.notes["k"] = "later"
+    assert (await session.load_state(Trip)).notes == {}
+    await session.save_state(state)
+    assert (await session.load_state(Trip)).notes == {"k": "later"}
+
+
 @dataclasses.dataclass(slots=True)
 class Slotted:
     """A dataclass that cannot note its version."""
