@@ -740,7 +740,7 @@ async def test_what_an_agent_shows_is_kept_as_plain_values(store: Any, caplog: A
     assert agent.visible["sections"] == {"new": {"title": "new", "content": "x", "collapsed": False}}
     for wrong in (
         lambda: agent.log("loud", "x"),
-        lambda: agent.set_system_prompt(None),
+        lambda: agent.set_system_prompt(7),
         lambda: agent.register_section("s", "t", 7),
     ):
         with pytest.raises(InvalidValue):
@@ -1208,7 +1208,7 @@ async def test_what_an_agent_shows_is_listed_with_its_replica(store: Any, caplog
 
         await until(shortened)
         assert (await told())["agents"][0]["name"] == "Noting"
-        assert [r for r in caplog.records if "without system_prompt" in r.getMessage()]
+        assert [r for r in caplog.records if "leaves out system_prompt" in r.getMessage()]
         await store.session("c").set("a", 1)
         await until(lambda: agent.of("new"))
     assert "agents" not in await told()

@@ -107,7 +107,7 @@ async def test_several_agents_share_a_file(store: Any, tmp_path: Path) -> None:
         text["agents"] = [{"name": "two", "colour": "blue"}]
         await store.admin.reload_config(text)
         await until(lambda: many[1].saw)
-        assert many[1].config == {"level": 1, "colour": "blue", "name": "two"}
+        assert many[1].config == {"level": 1, "colour": "blue"}
 
 
 async def test_a_file_is_watched_where_signals_are_not(store: Any, tmp_path: Path) -> None:
