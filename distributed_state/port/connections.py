@@ -313,9 +313,9 @@ class Connections:
         """Raise ConfigurationError if this server speaks TLS and the URL says that it does not, or the reverse."""
         place = host_and_port(node)
         if self.address.tls and speaks_plainly(place, _DOUBTFUL):
-            say = "the server at this port speaks no TLS: use the port that does, or redis:// instead of rediss://"
+            say = "does not speak TLS: use the port that does, or redis:// instead of rediss://"
         elif not self.address.tls and not isinstance(error, driver.TimeoutError) and speaks_tls(place, _DOUBTFUL):
-            say = "the server at this port speaks TLS: use rediss:// instead of redis://"
+            say = "speaks TLS: use rediss:// instead of redis://"
         else:
             return
-        raise ConfigurationError(f"{self.place}: {say}") from error
+        raise ConfigurationError(f"{self.place}: {node} {say}") from error

@@ -66,14 +66,14 @@ def refused(url: str, timeout: float = TIMEOUT) -> Exception:
     return caught.value
 
 
-@pytest.mark.parametrize("scheme", ["rediss", "rediss+cluster"])
+@pytest.mark.parametrize("scheme", ["rediss", "rediss+cluster", "rediss+sentinel"])
 def test_tls_with_a_server_that_speaks_none_is_an_error_at_once(scheme: str) -> None:
     with server(None) as place:
         began = time.monotonic()
-        error = refused(f"{scheme}://{place}")
+        error = refused(f"{scheme}://{place}{'/main' if 'sentinel' in scheme else ''}")
         assert time.monotonic() - began < TIMEOUT / 2
     assert isinstance(error, ConfigurationError)
-    assert "speaks no TLS" in str(error)
+    assert f"{place} does not speak TLS" in str(error)
     assert "redis://" in str(error)
 
 
@@ -82,7 +82,7 @@ def test_a_plain_url_for_a_server_with_tls_is_an_error_at_once(folder: Path, ask
     with server(with_tls(folder, asks=asks)) as place:
         error = refused(f"redis://{place}")
     assert isinstance(error, ConfigurationError)
-    assert "speaks TLS: use rediss://" in str(error)
+    assert f"{place} speaks TLS: use rediss://" in str(error)
 
 
 def test_a_server_that_says_nothing_is_only_unavailable() -> None:
