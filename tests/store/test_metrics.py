@@ -283,7 +283,7 @@ async def test_figures_of_a_server_that_is_away_say_how_old_they_are(
         await until(lambda: (scrape("journal_seen_seconds") or 0) > 2)
 
 
-@pytest.mark.only(face="asyncio")
+@pytest.mark.only(api="asyncio")
 async def test_a_redis_full_of_what_cannot_be_evicted_is_told_from_one_full_of_what_can(
     opener: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
