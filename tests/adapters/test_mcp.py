@@ -358,7 +358,7 @@ async def test_sessions_that_an_agent_begins_count_against_the_quota_of_its_tena
         await ask("create_session", session="a:1")
         await ask("fork_session", session="a:1")
         for name in ("create_session", "fork_session"):
-            assert "there are 2 conversations" in await ask.refused(name, session="a:1")
+            assert "already has 2 conversations" in await ask.refused(name, session="a:1")
 
 
 WRITES: dict[str, dict[str, Any]] = {
@@ -382,7 +382,7 @@ async def test_expired_sessions_that_an_agent_begins_again_count_against_the_quo
         await here.store.admin.archive()
         await ask("set_state", session="a:first", fields={"a": 1})
         for name, given in WRITES.items():
-            assert "there are 1 conversations" in await ask.refused(name, session=f"a:{name}", **given)
+            assert "already has 1 conversations" in await ask.refused(name, session=f"a:{name}", **given)
 
 
 async def test_no_caller_no_tool(opened: Any, monkeypatch: pytest.MonkeyPatch) -> None:
