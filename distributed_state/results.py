@@ -61,7 +61,7 @@ class Change:
     pairs of key and text. `replica` is the process that wrote the change, as `store.admin.replicas()` names it. `times`
     says how a turn spent its time; None for other changes.
 
-    What a change took away or went back to, before it set anything:
+    A change may remove or restore parts before it sets values:
 
     - `cleared`: which parts it emptied, of "fields", "messages", "items", "tags" and "phase", and "record" if it
       deleted the record.

@@ -133,7 +133,7 @@ def _complaint(value: Any) -> str | None:
 
 
 def _advice(value: Any) -> str:
-    """What to write instead of a value that JSON cannot hold, as a suffix to the complaint."""
+    """The suffix of a complaint that names a replacement for a value that JSON cannot hold."""
     if is_dataclass(value) and not isinstance(value, type):
         return "; use dataclasses.asdict(), or schema= for a whole record"
     if type(value).__name__ == "UUID":  # `uuid` makes ids by chance, so nothing but the port imports it

@@ -254,7 +254,7 @@ class Unsure:
 
 
 Answer = Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure
-"""What commit.lua answers to a write that it does not refuse."""
+"""An answer of commit.lua to a write that it does not refuse."""
 
 
 class HeldItem(NamedTuple):

@@ -656,7 +656,7 @@ def adk(
     """Copy the sessions of Google ADK: events and state, and the shared state of users and apps.
 
     Names: app/user/id is a session, app/user the state of a user, app the state of an app. The command can be repeated:
-    it skips what is equal and completes what changed in the source. Whatever changed here is listed, not overwritten:
+    it skips what is equal and completes what changed in the source. Changes made here are listed, not overwritten:
     exit code 1.
 
     Example: [cyan]distributed-state --url redis://host adopt adk postgresql://host/sessions --app shop[/]
@@ -676,7 +676,7 @@ def agno(
     """Copy the sessions, runs and user memories of Agno.
 
     Names: session/id is a session, memories/user the memories of a user. The command can be repeated: it skips what is
-    equal and completes what changed in the source. Whatever changed here is listed, not overwritten: exit code 1.
+    equal and completes what changed in the source. Changes made here are listed, not overwritten: exit code 1.
 
     Example: [cyan]distributed-state --url redis://host adopt agno sqlite:///agno.db[/]
     """

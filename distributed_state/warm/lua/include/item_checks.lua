@@ -1,8 +1,8 @@
 --[[
-  Whether the items that a change names are as it expects them. Operations, by an item's name: 'p' put, 'q' delete,
-  'n' put if it is absent, else do nothing; the item must be 'A' absent, 'P' present, 'M' of this version.
-  What the caller read in SQL: 'V' of an item 'epoch version ' and the item's version or '-', 'G' of a collection the same with '='
-  and its greatest key.
+  Check the items that a change names. Operations by an item's name: 'p' put, 'q' delete, 'n' put if it is absent, else
+  do nothing. Conditions on the item: 'A' absent, 'P' present, 'M' of this version. Results of the caller's read in SQL:
+  'V' of an item 'epoch version ' and the item's version or '-', 'G' of a collection the same with '=' and its greatest
+  key.
   'y': a new layer begins, and the items of this version lie below it, '0' = none: see item_window.
   Expects  item_window; call, format, words, first_operation, record, items, epoch
   Defines  held      what the window has of each item that is named, false = nothing
