@@ -243,7 +243,7 @@ def paired(
             elif observed := _observed(each, place):
                 steps.append(observed)
             elif orphans == "refuse":
-                raise InvalidValue(f"messages[{place}]: a result of the call {each.tool_call_id!r}, which is not there")
+                raise InvalidValue(f"messages[{place}]: a result of the call {each.tool_call_id!r}, which is missing")
     if waiting and orphans == "refuse":
         name, step, _ = waiting[0]
         raise InvalidValue(f"messages[{step.place}]: the call {name!r} has no result")

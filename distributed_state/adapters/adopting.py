@@ -185,7 +185,7 @@ async def opened(stack: AsyncExitStack, given: Any, kinds: tuple[type, ...]) -> 
         try:
             inspect.signature(given).bind()
         except TypeError as error:
-            raise InvalidValue(f"the source, {given!r:.80}, is not called without arguments: {error}") from error
+            raise InvalidValue(f"the source, {given!r:.80}, cannot be called without arguments: {error}") from error
         given = given()
     if inspect.isawaitable(given):
         given = await given
@@ -196,7 +196,7 @@ async def opened(stack: AsyncExitStack, given: Any, kinds: tuple[type, ...]) -> 
             given = stack.enter_context(given)
     if not isinstance(given, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise InvalidValue(f"the source is not a {wanted}, and does not make one: {type(given).__name__}")
+        raise InvalidValue(f"the source is not a {wanted}, and does not create one: {type(given).__name__}")
     return given
 
 

@@ -132,7 +132,7 @@ class Opening(Generic[T]):
 
 
 class Conversation:
-    """A session, and what a framework object knows of it: not read yet, it existed, or its version when it was empty.
+    """A session, and the last state of it that a framework object saw: none yet, existing, or empty at a version.
 
     A run reads its conversation, works, and then adds messages. If the conversation was deleted meanwhile, these would
     bring erased content back. So an object that read it before the deletion may not begin it again.

@@ -408,7 +408,7 @@ class AgentContext:
     def open_store(self) -> Store:
         """The store. Raises ConfigurationError if the agent has not opened it yet."""
         if self.store is None:
-            raise ConfigurationError(f"agent {self.name}: opens its store when it runs, and does not run")
+            raise ConfigurationError(f"agent {self.name}: is not running, and opens its store only when it runs")
         return self.store
 
     @property
@@ -420,7 +420,7 @@ class AgentContext:
     def running_host(self) -> AgentHost:
         """The host that runs the agent. Raises ConfigurationError while the agent is not running."""
         if self.host is None:
-            raise ConfigurationError(f"agent {self.name} does not run; enter it or call run()")
+            raise ConfigurationError(f"agent {self.name} is not running; enter it or call run()")
         return self.host
 
     @property

@@ -202,7 +202,7 @@ class AsyncHost:
     async def _open(self) -> HostRun:
         contexts = [agent.agent_context for agent in self._agents]
         if any(context.host is not None for context in contexts):
-            raise ConfigurationError(f"{', '.join(context.name for context in contexts)}: runs already")
+            raise ConfigurationError(f"{', '.join(context.name for context in contexts)}: is running already")
         store = await _opened(contexts[0].source)
         self._run = run = HostRun(self._agents, store)
         for context in contexts:

@@ -68,5 +68,5 @@ class AsyncLastState:
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and hasattr(type(self._session), name):
-            raise Deleted(f"session:{self.id[:200]}: was deleted; its last state can be read, but not by {name}")
+            raise Deleted(f"session:{self.id[:200]}: was deleted; {name} is not available for its last state")
         raise AttributeError(name)

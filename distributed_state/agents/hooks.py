@@ -316,7 +316,7 @@ class Commands:
             raise InvalidValue(f"{command.name}: a command is a function, not {command.function!r:.80}")
         names = [each.name for each in command.arguments]
         if len(set(names)) < len(names):
-            raise InvalidValue(f"{command.name}: two arguments have one name among {', '.join(names)}")
+            raise InvalidValue(f"{command.name}: two of these arguments have the same name: {', '.join(names)}")
         try:
             binding(command.function, given(command, dict.fromkeys(names), lambda text, **fields: None))
         except TypeError as error:

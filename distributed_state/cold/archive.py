@@ -372,7 +372,7 @@ def adopt(
 ) -> None:
     """Insert the base as a snapshot, then the changes after it. Raises Conflict if the record exists."""
     if base is None and not entries:
-        raise InvalidValue(f"{record}: neither a state nor a change to import")
+        raise InvalidValue(f"{record}: there is no state or change to import")
     first = base.version if base else entries[0].version
     _refuse_existing(sql, record, first)
     parsed = [_parsed_of(entry, record, partition, epoch) for entry in entries]
@@ -411,12 +411,14 @@ def _refuse_existing(sql: Sql, record: str, first: int) -> None:
         raise Conflict(f"{record} exists already, at version {version}", version=version)
     if stone in found and found[stone]["version"] >= first:
         version = found[stone]["version"]
-        raise Conflict(f"{record} was erased at version {version}; version {first} may not come again", version=version)
+        raise Conflict(
+            f"{record} was erased at version {version}; version {first} cannot be used again", version=version
+        )
 
 
 def _parsed_of(entry: JournalEntry, record: str, partition: int, epoch: str) -> Parsed:
     if entry.record != record:
-        raise InvalidValue(f"{record}: an entry of {entry.record} among its changes")
+        raise InvalidValue(f"{record}: its changes contain an entry of {entry.record}")
     try:
         return parse(entry, partition, epoch)
     except (ValueError, CorruptState, UnknownOperation) as error:

@@ -549,7 +549,7 @@ def state_at(sql: Sql, record: str, branch: str, version: int | None) -> BranchS
         span = (
             f"it has {found.versions[0]} to {found.versions[-1]} behind version {found.base}, of which {lost} are lost"
         )
-        raise NotFound(f"{where}: {wanted} cannot be made of what is left: {span}")
+        raise NotFound(f"{where}: {wanted} cannot be restored from the remaining commits: {span}")
     return BranchState(State(found.epoch, at, fields), found.base, first_message, messages)
 
 

@@ -182,7 +182,7 @@ _Kept = Callable[[str, Sequence[Segment]], Mapping[tuple[str, int], int]]
 
 
 class _Plan:
-    """The commits to archive, put aside or erase for the records that are added, and the counts.
+    """The commits to archive, to quarantine or to erase for the added records, with counts.
 
     `kept` returns the messages of a record that SQL has, and when they were written.
     """
@@ -223,7 +223,7 @@ class _Plan:
         self.notes.setdefault(name, _nothing_of(version))["items"] = True
 
     def place(self, entry: JournalEntry) -> tuple[int, int, int]:
-        """The sort key of an entry in the batch: a record's in order, after those of the record it was forked from."""
+        """The sort key of an entry: a record's entries stay in order, after those of its fork's source."""
         name, depth = entry.record, 0
         while name in self.forks and depth < len(self.forks):
             name, depth = self.forks[name][0], depth + 1

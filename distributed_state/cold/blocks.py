@@ -205,7 +205,7 @@ class Run(NamedTuple):
 
 
 def messages_in(sql: Sql, runs: Sequence[Run], *besides: ColumnElement[bool]) -> Iterator[tuple[int, int, bytes]]:
-    """The messages of runs, in rows and in blocks: the record's key, the message's number, its bytes. One statement.
+    """Select messages by ranges, from rows and from blocks: the record's key, the number, the bytes. One statement.
 
     `besides`: conditions for additional rows.
     """

@@ -63,7 +63,7 @@ def parse_url(url: str | URL) -> URL:
     if url in MEMORY_URLS:
         return make_url("sqlite://")
     if url.startswith(("redis:", "rediss:", "unix:")):
-        raise ConfigurationError("archive is a SQL database; Redis or Valkey is another parameter, url=")
+        raise ConfigurationError("archive must be a SQL database; name Redis or Valkey with url=")
     try:
         if not url.startswith("sqlite"):  # SQLite's paths may contain any character
             refuse_unescaped(url, "archive")

@@ -558,7 +558,7 @@ class Opening:
         if self._prove is None or getattr(self._here, "proving", False):
             return
         if not self._lock.acquire(timeout=_LOOK_SECONDS):
-            raise ColdUnavailable(f"{name}: was away when the store was opened, and is being looked at")
+            raise ColdUnavailable(f"{name}: was down when the store was opened, and is being checked")
         try:
             if self._prove is not None:
                 self._here.proving = True

@@ -158,7 +158,7 @@ def require_known(database: Database, known: Known) -> None:
         row = _registered(sql)
     if row is None:
         raise ConfigurationError(
-            f"{database.name} has no namespace {known.namespace!r}, and Redis has: give the archive that this Redis had"
+            f"{database.name} has no namespace {known.namespace!r}, but Redis has it: give the archive of this Redis"
         )
     if (row.archive_id, row.partitions) != (known.archive_id, known.partitions):
         raise ConfigurationError(

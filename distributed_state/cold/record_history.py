@@ -272,7 +272,7 @@ def step_back(sql: Sql, record: str, version: int, steps: int) -> int:
             found.append(first)  # the base that a purge or an import left
         if len(found) <= left:
             there = steps - left + max(len(found) - 1, 0)
-            raise NotFound(f"{record[:200]}: {steps} steps back from version {version} there is nothing, only {there}")
+            raise NotFound(f"{record[:200]}: version {version} has no state {steps} steps back, only {there} steps")
         return found[left]
     return at
 
@@ -576,7 +576,7 @@ def lacking(sql: Sql, partition: int, epoch: str, entries: Sequence[JournalEntry
 
 
 def _events_of(sql: Sql, wanted: FromClause) -> Iterator[str]:
-    """The events of the changes of these versions, in rows and in blocks, and of all others in those blocks."""
+    """The event ids of these versions, and of all other versions in the same blocks."""
     b = change_blocks.c
     around = and_(b.record == records.c.key, b.first <= wanted.c.version, b.last >= wanted.c.version)
     found = select(b.record, b.last, b.data).select_from(_named(sql, wanted).outerjoin(change_blocks, around))

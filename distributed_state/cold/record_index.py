@@ -111,7 +111,7 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
         elif kind == b"p" or kind == b"q":
             # An empty frame means a deleted item.
             if (kind == b"p") != bool(value):
-                raise ValueError(f"a step {kind.decode()} with {len(value)} bytes")
+                raise ValueError(f"an operation {kind.decode()} with {len(value)} bytes")
             items[item_of(name)] = value
         elif kind == b"c":
             tags += [("", False)] if name == TAG else []
@@ -201,7 +201,7 @@ def _read_reserved(parsed: Parsed, op: Op) -> None:
     if op.name == SEGMENTS and value is not None:
         parsed.runs = message_ranges.parse(value)
         if any("\0" in run.source or not 0 <= run.start <= run.stop <= LARGEST for run in parsed.runs):
-            raise CorruptState("#segments names what cannot be", field="#segments", data=value)
+            raise CorruptState("#segments names impossible ranges", field="#segments", data=value)
     elif op.name == OWNER:
         parsed.owner = None if value is None else _text(value)
     elif op.name == PARENT:

@@ -337,7 +337,7 @@ def _numbered(sql: Sql, record: str, head: Head, version: int) -> list[_Source]:
 
 
 def with_items(sql: Sql, some: Collection[int]) -> set[int]:
-    """Those of the records with these keys that have rows of items."""
+    """Return the keys among these whose records have rows of items."""
     any_of_it = select(literal(1)).where(items.c.record == records.c.key).exists()
     query = select(records.c.key).where(sql.among(records.c.key, some), any_of_it)
     return set(sql.execute(query).scalars())

@@ -411,7 +411,7 @@ def last_due(sql: Sql) -> int:
 
 
 def erased_texts(sql: Sql) -> list[str]:
-    """The texts of erased records that a user's own index may still have."""
+    """The names of erased records that a user's own index may still have."""
     d = due.c
     query = select(d.gone).where(d.namespace == sql.namespace, d.gone.is_not(None)).order_by(d.id)
     return list(sql.execute(query).scalars())

@@ -350,7 +350,7 @@ class AccessTokenStore(Part):
         `made_by` is the token that requested it. Raises InvalidValue, and Unauthenticated if that token is revoked.
         """
         if _UNSTORABLE.search(actor):
-            raise InvalidValue(f"an actor that a token names has no NUL and no lone surrogate, unlike {actor!r:.80}")
+            raise InvalidValue(f"the actor of a token must have no NUL and no lone surrogate, unlike {actor!r:.80}")
         with self.database.write(self.namespace) as sql:
             if made_by is not None:
                 self._hold(sql, made_by)
@@ -378,7 +378,7 @@ class AccessTokenStore(Part):
             if after is not None:
                 last = sql.execute(select(_c.created_ms).where(*within, _c.id == after)).scalar()
                 if last is None:
-                    raise InvalidValue(f"there is no token {after!r:.80} to go on behind")
+                    raise InvalidValue(f"there is no token {after!r:.80} to continue after")
                 query = query.where(tuple_(_c.created_ms, _c.id) > tuple_(last, after))
             return [_token(row) for row in sql.execute(query)]
 

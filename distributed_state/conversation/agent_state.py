@@ -420,7 +420,7 @@ def read(keys: RecordKeys, entry: CachedRecord, history: list[Message], kind: ty
         memory["tool_calls"] = [calls[str(number)] for number in range(len(calls))]
         found = valid({**known, "session_id": keys.ref.id, "phase": phase, "history": history, "memory": memory}, kind)
     except (KeyError, ValueError) as error:
-        raise CorruptState(f"{keys.ref.text[:200]}: holds no agent state that can be read: {error}") from error
+        raise CorruptState(f"{keys.ref.text[:200]}: its agent state cannot be read: {error}") from error
     return saved(found, keys, entry.epoch, entry.version)
 
 

@@ -49,7 +49,7 @@ async def read_lifetime(tiers: Tiers, keys: RecordKeys) -> Lifetime:
         version, lifetime, last_ms = await tiers.warm.command(b"HMGET", keys.record, b"#v", LIFETIME, b"#t")
         if version is not None:
             return _lifetime_of(lifetime, last_ms)
-    raise WarmUnavailable(f"{keys.ref.text[:200]}: comes and goes faster than it can be read")
+    raise WarmUnavailable(f"{keys.ref.text[:200]}: is deleted and created again faster than it can be read")
 
 
 def _lifetime_of(lifetime: bytes | None, last_ms: bytes | None) -> Lifetime:
@@ -100,7 +100,7 @@ def _first(outcome: Any, tool: Tool | str, call_id: str) -> ToolCall:
     try:
         call = ToolCall.model_validate(outcome)
     except ValidationError:
-        raise InvalidValue(f"call {call_id!r:.80}: a turn was given the request id of this call") from None
+        raise InvalidValue(f"call {call_id!r:.80}: a turn already has the request id of this call") from None
     name = tool.name if isinstance(tool, Tool) else tool
     if call.tool_name != name:
         raise InvalidValue(f"call {call_id!r:.80}: was {call.tool_name}, not {name:.80}; each call has its own id")

@@ -143,8 +143,8 @@ def _tool(function: Callable[..., Any], name: str | None, description: str | Non
             if each.name not in hints:
                 # Without an annotation any argument would be accepted, and the schema could not describe it to the
                 # model.
-                text = f"{called}: parameter {each.name!r} has no annotation, which says what a model may give"
-                raise InvalidValue(f"{text}; given by us are {', '.join(INJECTED)}")
+                text = f"{called}: parameter {each.name!r} needs an annotation for the argument"
+                raise InvalidValue(f"{text}; only these need none: {', '.join(INJECTED)}")
             default = ... if each.default is each.empty else each.default
             fields[_safe(each.name)] = (hints[each.name], Field(default, alias=each.name))
     arguments = create_model(called, __config__=ConfigDict(extra="forbid"), **fields)

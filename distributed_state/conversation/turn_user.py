@@ -88,7 +88,7 @@ async def prepare(user: RecordContext, view: Workspace, effect: Effect, wait: fl
             raise
         except DurabilityUnknown as error:
             # A check writes nothing, so the outcome is certain.
-            raise WarmUnavailable(f"{user.text[:200]}: cannot be asked, nothing was written: {error}") from error
+            raise WarmUnavailable(f"{user.text[:200]}: cannot be checked, nothing was written: {error}") from error
 
     await _when_free(user, wait, lambda: write_path.until_no_conflict(user.tiers, once))
     return draft

@@ -118,7 +118,7 @@ async def _begin(session: Any, kind: type[Any], text: str | None, request_id: st
         state = await turn.load_state(kind)
         if turn.repeated or text is None:
             if state is None:
-                raise NotFound(f"{session.ref.text[:200]}: there is no task to go on with")
+                raise NotFound(f"{session.ref.text[:200]}: there is no task to continue")
             return state
         take = _with_dataclass_input if dataclass_state.is_one(kind) else _with_input
         following = await take(turn, state, kind, session.ref.id, text)
@@ -193,5 +193,5 @@ async def _step(
     if _phase(following) not in DEFAULT.states:
         raise InvalidValue(f"the step of phase {phase!r} returned a state in phase {_phase(following)!r:.80}")
     if turn.pending or turn.phase != phase:
-        raise InvalidValue("messages and phase of a step belong into the AgentState that it returns, not into its turn")
+        raise InvalidValue("a step returns its messages and phase in an AgentState, not through its turn")
     await turn.save_state(following)

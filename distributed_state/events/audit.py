@@ -31,7 +31,7 @@ def about(conversation: str | None, subject: str | Ref | None) -> tuple[Ref | No
     if subject is None or isinstance(subject, Ref):
         return subject, None if subject is None else subject.text
     if not isinstance(subject, str) or not is_storable(subject):
-        raise InvalidValue(f"a subject is the text of a record, or what `emit` was given, not {subject!r:.80}")
+        raise InvalidValue(f"a subject is the name of a record, or a subject passed to `emit`, not {subject!r:.80}")
     try:
         return Ref.parse(subject), subject
     except InvalidValue:
@@ -43,7 +43,9 @@ def sought(
 ) -> Sought:
     """Check the arguments of a query."""
     if type is not None and not (isinstance(type, str) and _TYPE.fullmatch(type)):
-        raise InvalidValue(f"a type is one as 'conversation.deleted', or some as 'conversation.*', not {type!r:.80}")
+        raise InvalidValue(
+            f"a type is a name such as 'conversation.deleted' or a pattern such as 'conversation.*', not {type!r:.80}"
+        )
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= 1000:
         raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r:.80}")
     since_ms = _time_ms("since", since, 0)

@@ -100,7 +100,7 @@ def of_fleet(source: Source) -> dict[str, Any]:
 
 def _object(found: Any, place: str) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-        raise ConfigurationError(f"{place}: holds no object whose names are texts, but a {type(found).__name__}")
+        raise ConfigurationError(f"{place}: must hold an object with string keys, not a {type(found).__name__}")
     try:
         # Only JSON values can be sent to every replica and compared there; YAML's dates, for example, cannot.
         value: dict[str, Any] = codec.decode(codec.encode(found, "config"))

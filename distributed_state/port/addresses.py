@@ -41,26 +41,26 @@ def _text(value: str) -> str:
 
 def _database(value: str) -> int:
     if not _DATABASE_OPTION.fullmatch(value):
-        raise ValueError("it is the number of a database")
+        raise ValueError("it must be the number of a database")
     return int(value)
 
 
 def _name(value: str) -> str:
     # For an invalid name the server reports only a refusal.
     if not _NAME.fullmatch(value):
-        raise ValueError("it has no spaces, and letters of ASCII alone")
+        raise ValueError("it must be ASCII text without spaces")
     return value
 
 
 def _yes_or_no(value: str) -> bool:
     if value.lower() not in _YES + _NO:
-        raise ValueError("it is yes or no")
+        raise ValueError("it must be yes or no")
     return value.lower() in _YES
 
 
 def _required(value: str) -> str:
     if value not in _REQUIRED:
-        raise ValueError(f"it is one of {', '.join(_REQUIRED)}")
+        raise ValueError(f"it must be one of {', '.join(_REQUIRED)}")
     return value
 
 
@@ -68,7 +68,7 @@ def _tls_version(value: str) -> ssl.TLSVersion:
     try:
         return {771: ssl.TLSVersion.TLSv1_2, 772: ssl.TLSVersion.TLSv1_3}[int(value)]
     except (KeyError, ValueError):
-        raise ValueError("it is 771, which is TLS 1.2, or 772, which is TLS 1.3") from None
+        raise ValueError("it must be 771, which is TLS 1.2, or 772, which is TLS 1.3") from None
 
 
 _LOGIN: dict[str, Callable[[str], Any]] = {"username": _text, "password": _text}
@@ -106,11 +106,11 @@ def read_options(query: str, scheme: str, place: str) -> tuple[dict[str, Any], d
             why = _OURS.get(name, f"there are {', '.join(_KNOWN)}, and those of Sentinels, as sentinel_username")
             raise ConfigurationError(f"{place}: the url has no option {given[:80]!r}: {why}")
         if name in _TLS and not scheme.startswith("rediss"):
-            raise ConfigurationError(f"{shown}: TLS is rediss://, rediss+cluster:// or rediss+sentinel://")
+            raise ConfigurationError(f"{shown}: for TLS use rediss://, rediss+cluster:// or rediss+sentinel://")
         if name in _TCP and scheme == "unix":
-            raise ConfigurationError(f"{shown}: a Unix socket does not have it")
+            raise ConfigurationError(f"{shown}: a Unix socket does not support it")
         if not value or name in found:
-            raise ConfigurationError(f"{shown}: it {'stands there twice' if value else 'is empty'}")
+            raise ConfigurationError(f"{shown}: it {'occurs twice' if value else 'is empty'}")
         try:
             found[name] = read(value)
         except ValueError as error:
@@ -192,8 +192,8 @@ def read_address(url: str) -> Address:
     """Parse a URL. Raises ConfigurationError, which repeats neither the password nor a part of it."""
     if not url.startswith(SCHEMES):
         raise ConfigurationError(
-            "url is Redis or Valkey: use redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://; SQL goes "
-            "into another parameter, archive="
+            "url must name Redis or Valkey: use redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://; "
+            "name a SQL database with archive="
         )
     refuse_unescaped(url, "url")
     kind = "sentinel" if url.startswith(SENTINEL) else "cluster" if url.startswith(CLUSTER) else "plain"
@@ -221,7 +221,7 @@ def read_address(url: str) -> Address:
     path = parts.path if plain == "unix" else database
     mine = _login(f"{plain}://{parts.netloc}{path}", place) | mine
     if kind == "cluster" and mine.get("db"):
-        raise ConfigurationError(f"{place}: a cluster has database 0 alone, not {mine['db']}")
+        raise ConfigurationError(f"{place}: a cluster has only database 0, not {mine['db']}")
     # Sentinels use the servers' certificates unless they have their own; a login is never sent to another server.
     shared = {name: value for name, value in mine.items() if name.startswith("ssl_")}
     if plain == "rediss":
@@ -243,7 +243,7 @@ def _seeds(hosts: str, port: int, kind: str) -> tuple[str, ...]:
         require_host(parts.hostname or "localhost", "url")
         seeds.append(node_name(parts.hostname or "localhost", parts.port or port))
     if kind == "plain" and len(seeds) > 1:
-        raise ConfigurationError("url: several servers are redis+cluster:// or redis+sentinel://")
+        raise ConfigurationError("url: several servers need redis+cluster:// or redis+sentinel://")
     return tuple(seeds)
 
 
@@ -264,7 +264,7 @@ def _path(kind: str, path: str) -> tuple[str, str]:
         return found["service"], f"/{found['database'] or 0}"
     if not _DATABASE.fullmatch(path):
         # The driver would silently use database 0.
-        raise ConfigurationError("url: after the host stands the number of the database, as in redis://host:6379/0")
+        raise ConfigurationError("url: only the number of the database may follow the host, as in redis://host:6379/0")
     return "", path
 
 
@@ -281,5 +281,7 @@ def _login(url: str, place: str) -> dict[str, Any]:
     try:
         os.fsencode(options.get("path", ""))
     except UnicodeEncodeError:
-        raise ConfigurationError("url: the path of the Unix socket holds a character that no path has") from None
+        raise ConfigurationError(
+            "url: the path of the Unix socket contains a character that paths cannot have"
+        ) from None
     return options

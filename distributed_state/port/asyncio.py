@@ -385,7 +385,7 @@ async def complete(work: Awaitable[T]) -> T:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise RuntimeError("what it waited for was cancelled") from error
+        raise RuntimeError("the awaited result was cancelled") from error
 
 
 async def shield(work: Awaitable[T], seconds: float) -> T:

@@ -90,7 +90,7 @@ def finish(core: Coroutine[Any, Any, T]) -> T:
         if loop is not None:
             bodies.hold_up(before)
     core.close()
-    raise RuntimeError("the core may await nothing but its port")
+    raise RuntimeError("core code may await only its port")
 
 
 class Stopped(BaseException):

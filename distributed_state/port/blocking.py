@@ -334,7 +334,7 @@ class BlockingPort(Router):
             # A background thread keeps its event loop, which users' objects may be bound to.
             return background.run_users(work, lasting=background.here())
         except asyncio.CancelledError as error:
-            raise RuntimeError("what it waited for was cancelled") from error
+            raise RuntimeError("the awaited result was cancelled") from error
 
     async def shield(self, work: Coroutine[Any, Any, T]) -> T:
         # As in a task, the work runs in the caller's context.

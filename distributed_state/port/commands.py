@@ -30,7 +30,7 @@ ELSEWHERE = frozenset(("READONLY", "CLUSTERDOWN", "MASTERDOWN"))  # another serv
 _AWAY = ELSEWHERE | {"MOVED", "ASK", "TRYAGAIN", "LOADING", "BUSY", "NOREPLICAS", "MISCONF", "UNBLOCKED"}
 _OF_A_REPLICA = "cannot be used with replica instances"  # the answer to WAIT and WAITAOF
 
-ONE_OF_A_CLUSTER = "a server of a cluster, whose others are not behind a Unix socket: use redis+cluster://host:port"
+ONE_OF_A_CLUSTER = "this server belongs to a cluster, which a Unix socket cannot reach: use redis+cluster://host:port"
 
 
 class ReplyError(Exception):
@@ -68,7 +68,7 @@ def translate(error: BaseException, place: str) -> StateError:
     if text == ONE_OF_A_CLUSTER:
         return ConfigurationError(f"{place}: {text}")
     if "SELECT is not allowed in cluster mode" in text:
-        return ConfigurationError(f"{place}: a server of a cluster, which has database 0 alone")
+        return ConfigurationError(f"{place}: this is a server of a cluster, which has only database 0")
     if word == "TRYAGAIN":
         return WarmUnavailable(f"{place}: the keys are on their way to another server of the cluster ({text})")
     # The driver removes the error word from its text.

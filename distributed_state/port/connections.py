@@ -101,7 +101,9 @@ class Connections:
         self._options = address.options
         if credentials is not None:
             if {"username", "password"} & address.options.keys():
-                raise ConfigurationError(f"{self.place}: user and password stand in the url or come from credentials=")
+                raise ConfigurationError(
+                    f"{self.place}: give user and password in the url or by credentials=, not both"
+                )
             self._options = address.options | {"credential_provider": _Asked(credentials, self.place)}
         if address.kind == "sentinel":
             self._watch = SentinelWatch(address.seeds, address.service, self._connect_sentinel, self._switched)
@@ -196,7 +198,7 @@ class Connections:
             raise translate(role, self.place) from role
         if not isinstance(role, list) or role[0] not in (b"master", "master"):
             found = role[0] if isinstance(role, list) else role
-            raise driver.ConnectionError(f"{node} is not the primary, as Sentinels say, but {found!r:.80}")
+            raise driver.ConnectionError(f"{node} is not the primary, as Sentinels say: its role is {found!r:.80}")
 
     def met(self, node: str, server: ServerIdentity) -> str:
         """Note the data id of a server; its connections that were made under another one are dropped."""

@@ -40,9 +40,9 @@ SLOTS = 16384
 # The errors of a server that is not of the URL's kind, and how to correct the URL.
 _NOT_OF_THIS = ("unknown command", "cluster support disabled")
 _OF_ANOTHER_KIND = {
-    "sentinel": "what answers there is no Sentinel: a server itself is redis://, one of a cluster redis+cluster://",
-    "cluster": "what answers there is no server of a cluster: one that stands alone is redis://, one that Sentinels "
-    "watch redis+sentinel://",
+    "sentinel": "this is not a Sentinel: use redis:// for the server itself, redis+cluster:// for a cluster",
+    "cluster": "this server is not part of a cluster: use redis:// for a single server, "
+    "redis+sentinel:// with Sentinels",
 }
 _QUICK = 1.0  # seconds for a server to report the other servers
 _GRACE = 0.1  # further seconds for the remaining servers when most have answered
@@ -255,14 +255,16 @@ class Topology:
             # Without this right, a cluster is noticed when it answers MOVED.
         pairs = dict(zip(reply[::2], reply[1::2], strict=False)) if isinstance(reply, list) else {}
         if pairs.get(b"mode") == b"sentinel":
-            raise ConfigurationError(f"{self._where.place}: a Sentinel: use redis+sentinel:// and the service's name")
+            raise ConfigurationError(
+                f"{self._where.place}: this is a Sentinel: use redis+sentinel:// and the service's name"
+            )
         if pairs.get(b"mode") != b"cluster":
             self.only = seed
             return
         if self.unix:
             raise ConfigurationError(f"{self._where.place}: {ONE_OF_A_CLUSTER}")
         if self._where.options.get("db"):
-            raise ConfigurationError(f"{self._where.place}: a server of a cluster, which has database 0 alone")
+            raise ConfigurationError(f"{self._where.place}: this is a server of a cluster, which has only database 0")
         self.kind = "cluster"
         self._look_at_cluster({seed})
 

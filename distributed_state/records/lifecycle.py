@@ -143,7 +143,9 @@ async def forget(tiers: Tiers, owner: str) -> int:
             return len(found)
         made |= await finish(tiers, list(noted.values()))
         found.update(noted)
-    raise Conflict(f"{len(found)} records are erased, and more are written all the time: end that and repeat it")
+    raise Conflict(
+        f"{len(found)} records were erased, but more are being written: stop their writers and repeat the call"
+    )
 
 
 async def erase(
@@ -172,7 +174,7 @@ async def erase(
         # A rollback or fork that read this record's content before is noted when it is archived, and erased then.
         await tiers.archiver.drain({tiers.keys.partition_of(each) for each in made})
         noted = await tiers.port.sql(partial(tiers.cold.pending, names=sorted(made)))
-    raise Conflict(f"{text[:200]}: is erased, and brought back all the time: end that and repeat it")
+    raise Conflict(f"{text[:200]}: was erased, but is created again and again: stop its writers and repeat the call")
 
 
 async def finish(tiers: Tiers, noted: Sequence[Erasure]) -> set[str]:
@@ -294,7 +296,7 @@ class ForkUnderWay:
         """Raise WarmUnavailable unless the fork may still be committed."""
         took = self._tiers.port.monotonic() - self._began
         if took > _fork_seconds(self._tiers.settings) / 2:
-            raise WarmUnavailable(f"reading what is to be forked took {took:.0f} s; nothing was written")
+            raise WarmUnavailable(f"reading the source of the fork took {took:.0f} s; nothing was written")
 
 
 async def forks_made(tiers: Tiers, sources: Sequence[RecordKeys]) -> set[str]:

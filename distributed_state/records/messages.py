@@ -126,7 +126,7 @@ async def message(tiers: Tiers, keys: RecordKeys, number: int, *, fresh: bool) -
         raise InvalidValue(f"a message's number is an int from 0 on, not {number!r:.80}")
     found = (await chosen(tiers, keys, Page(after=number - 1, before=number + 1), fresh=fresh)).messages()
     if not found:
-        raise NotFound(f"{keys.ref.text[:200]}: shows no message {number}")
+        raise NotFound(f"{keys.ref.text[:200]}: has no message {number}")
     return found[0].looked_at()
 
 

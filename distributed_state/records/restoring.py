@@ -155,7 +155,7 @@ def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
 
 
 def carried(form: Codec, to: Codec, name: bytes, value: bytes) -> bytes:
-    """A stored field, converted to the stored form that it has in another record, or in this one at another version."""
+    """Convert a stored field to the form in which another record, or another version of this one, stores it."""
     return form.carry(value, codec.decode_key(name), to) if is_value(name) else value
 
 
@@ -206,7 +206,7 @@ def export(entry: CachedRecord, fields: dict[str, Any], messages: list[Message] 
 def restore(changes: Changes, state: Mapping[str, Any], now: float) -> None:
     """Make `changes` replace a record's state by this one. Raises one InvalidValue that names every bad entry."""
     if not isinstance(state, Mapping):
-        raise InvalidValue(f"a state to restore is a mapping as of export_state, not a {type(state).__name__}")
+        raise InvalidValue(f"a state to restore is a mapping, as export_state returns it, not a {type(state).__name__}")
     if "fields" not in state:
         state = {"fields": state}  # this is a result of get_all(); an export always has `fields`
     bad: list[str] = []

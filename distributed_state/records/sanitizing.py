@@ -80,7 +80,9 @@ class Sanitizer:
             message = message if isinstance(message, Message) else codec.as_message(message)
             message = _call(hook, "message", message)
             if not isinstance(message, Message):
-                raise InvalidValue(f"message: the clean_messages hook returned a {type(message).__name__}, no Message")
+                raise InvalidValue(
+                    f"message: the clean_messages hook returned a {type(message).__name__}, not a Message"
+                )
         return message
 
 

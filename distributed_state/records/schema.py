@@ -68,7 +68,7 @@ def fields_of(model: type[BaseModel]) -> tuple[dict[str, Any], list[Any], Any, b
         elif "schema" in core:
             core = core["schema"]
         else:
-            raise InvalidValue(f"{model.__name__}: has a core schema of its own, without fields")
+            raise InvalidValue(f"{model.__name__}: has its own core schema, which has no fields")
     return core["fields"], definitions, config, together
 
 
@@ -214,7 +214,9 @@ class Schema(Generic[M]):
         name = self._alone(key)
         if name is None:
             if isinstance(value, bytes):  # pydantic would convert it to text, and the next edit() would write that
-                raise InvalidValue(f"{key!r:.80}: bytes are for records without a model, which is written as JSON")
+                raise InvalidValue(
+                    f"{key!r:.80}: a model is written as JSON, so it cannot hold bytes; use a record without a model"
+                )
             return value
         if key not in self._validators:
             core: Any = self._core[name]["schema"]
@@ -252,7 +254,7 @@ class Schema(Generic[M]):
             raise InvalidValue(f"{key!r}: {self.model.__name__} requires it, it cannot be deleted")
 
     def _alone(self, key: str) -> str | None:
-        """The attribute of a field that can be changed by itself; None for an extra field that the model allows."""
+        """The attribute of a field that may be changed alone; None for an extra field that the model allows."""
         codec.encode_key(key)
         name = self._names.get(key)
         if name is None and not self._open:

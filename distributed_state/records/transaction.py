@@ -43,7 +43,7 @@ def preconditions(
     if exists is not None and not isinstance(exists, bool):
         raise InvalidValue(f"expect_exists is True, False or None, not {exists!r:.80}")
     if expect is not None and not isinstance(expect, Mapping):
-        raise InvalidValue(f"expect takes what each field must hold, as {{'state': 'open'}}, not {expect!r:.80}")
+        raise InvalidValue(f"expect maps each field to its required value, as {{'state': 'open'}}, not {expect!r:.80}")
     wanted = dict(expect or {})
     if len(wanted) > _MOST:
         raise InvalidValue(f"expect names {len(wanted)} fields, more than {_MOST}")

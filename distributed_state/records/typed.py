@@ -138,7 +138,9 @@ class TypedContext(RecordContext, Generic[M]):
     def expected_value(self, key: str, value: Any) -> Any:
         """The expected content of a field, as the model stores it."""
         if self.schema.write_version < self.schema.version:
-            raise InvalidValue(f"{key!r:.80}: nothing is expected of single fields while an older version is written")
+            raise InvalidValue(
+                f"{key!r:.80}: expectations about single fields are not possible while an older version is written"
+            )
         return value if isinstance(value, Presence) else self.schema.prepare(key, value)
 
     async def swap(self, key: str, kind: str, empty: Any, change: Callable[[Any], Any]) -> tuple[bytes, Committed]:

@@ -148,19 +148,19 @@ def address(url: str | None, token: str | None = None) -> HttpPlace:
         parts = urlsplit(url)
         host, _ = parts.hostname or "", parts.port
     except (ValueError, AttributeError) as error:
-        raise ConfigurationError("url: cannot be read; it is as https://state.example.com") from error
+        raise ConfigurationError("url: cannot be read; an example is https://state.example.com") from error
     if parts.scheme not in ("http", "https"):
         raise ConfigurationError("url: a remote store has an http:// or https:// one")
     if not host:
-        raise ConfigurationError("url: names no host; it is as https://state.example.com")
+        raise ConfigurationError("url: names no host; an example is https://state.example.com")
     require_host(host, "url")
     if "@" in parts.netloc:
         raise ConfigurationError("url: holds a user or password; give the token as token=")
     if parts.query or parts.fragment:
-        raise ConfigurationError("url: ends before ? and #; it is as https://state.example.com")
+        raise ConfigurationError("url: ends before ? and #; an example is https://state.example.com")
     found = _token(token)
     if found is not None and parts.scheme == "http" and _public(host):
-        raise ConfigurationError(f"url: a token is sent to {host} over https:// alone")
+        raise ConfigurationError(f"url: a token is sent to {host} only over https://")
     headers = {"Accept": "application/json", "User-Agent": "distributed-state"}
     if found is not None:
         headers["Authorization"] = f"Bearer {found}"
@@ -261,7 +261,7 @@ class Requests:
             answer = await self.http.send(method, path, headers, data, timeout)
         except Unanswered as lost:
             if not repeatable and lost.sent:
-                raise Unavailable(f"{lost}; it may have been done, or not") from lost
+                raise Unavailable(f"{lost}; the request may or may not have been applied") from lost
             raise _AskAgain(Unavailable(f"the service did not answer: {lost}"), 0.0) from lost
         if answer.status < 300:
             return _said(answer)
@@ -403,7 +403,7 @@ class AsyncRemoteLease:
         self._outer = outer if nests else None
         if self._outer is not None:
             if self._outer is self:
-                raise Locked("held by this task already, by this very lease")
+                raise Locked("this task already holds this lease")
             self.lease, self._token = self._outer.lease, self._outer.token
             return self
         self.body.begin()

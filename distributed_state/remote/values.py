@@ -57,7 +57,7 @@ def expectations(expect: Mapping[str, Any] | None) -> dict[str, Any]:
         if isinstance(value, Presence):
             body.setdefault("expect_absent" if value is ABSENT else "expect_present", []).append(key)
         elif isinstance(value, bytes):
-            raise InvalidValue(f"{key!r:.80}: a remote store can expect no bytes; expect the version")
+            raise InvalidValue(f"{key!r:.80}: a remote store cannot compare bytes; use expect_version")
         else:
             codec.encode(value, key)
             body.setdefault("expect", {})[key] = value
@@ -115,7 +115,7 @@ def items(given: Iterable[PutItem | DeleteItem]) -> list[dict[str, Any]]:
         body: dict[str, Any] = {"collection": each.collection, "key": each.key}
         expected = [name for name in ("absent", "present") if getattr(each, f"if_{name}", False)]
         if len(expected) > 1:
-            raise InvalidValue("expect one thing of an item: if_absent or if_present")
+            raise InvalidValue("give if_absent or if_present, not both")
         if expected:
             body["expect"] = expected[0]
         if isinstance(each, DeleteItem):
@@ -279,11 +279,11 @@ def refuse_options(method: str, given: Iterable[str]) -> None:
     for name in given:
         if name not in OPTIONS:
             raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
-        raise ConfigurationError(f"{name}= of {method}() is not there on a remote store: {OPTIONS[name]}")
+        raise ConfigurationError(f"{name}= of {method}() is not available on a remote store: {OPTIONS[name]}")
 
 
 def refuse(remote: object, name: str, direct: Callable[[], type]) -> Exception:
     """The error for a name that a remote object lacks; `direct` is the corresponding class of the direct store."""
     if name.startswith("_") or not hasattr(direct(), name):
         return AttributeError(f"{type(remote).__name__!r} object has no attribute {name!r}")
-    return ConfigurationError(f"{name} is not there on a remote store: {INSTEAD.get(name, _DIRECT)}")
+    return ConfigurationError(f"{name} is not available on a remote store: {INSTEAD.get(name, _DIRECT)}")

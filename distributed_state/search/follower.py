@@ -128,8 +128,8 @@ class Setting:
         known = {name: values[name] for name in self._values()}  # a newer release may have added others
         if self._given is not None and known != self._values():
             raise ConfigurationError(
-                f"search: the index was made with {found}, not with {self._text()}: open the store as then, "
-                "or remove the index with `distributed-state index --remove` and start again"
+                f"search: the index was made with {found}, not with {self._text()}: open the store with the same "
+                "options, or remove the index with `distributed-state index --remove` and start again"
             )
         self._adopt(known)
         self.stored, self.on = found, True
@@ -156,7 +156,7 @@ def _require_sense(search: Search) -> None:
     if search.dimensions is not None and (type(search.dimensions) is not int or not 1 <= search.dimensions <= 16000):
         raise ConfigurationError(f"search: dimensions is an int from 1 to 16000, not {search.dimensions!r:.80}")
     if search.embed is not None and search.index is not None:
-        raise ConfigurationError("search: an index of your own makes its vectors itself: leave out `embed`")
+        raise ConfigurationError("search: a custom index makes its own vectors: leave out `embed`")
     if not search.kinds or set(search.kinds) - set(KINDS):
         raise ConfigurationError(f"search: kinds are some of {', '.join(KINDS)}, not {search.kinds!r:.80}")
     if not isinstance(search.language, str):

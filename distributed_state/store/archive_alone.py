@@ -116,7 +116,7 @@ class ArchiveAlone:
         """Remove old data. Raises WarmUnavailable for options that change which messages conversations show."""
         retention = maintenance.Retention(**wanted)
         if retention.of_messages:
-            raise WarmUnavailable(f"which messages conversations show is changed in Redis: {self._error}")
+            raise WarmUnavailable(f"the messages that a conversation shows can only be changed in Redis: {self._error}")
         return asdict(retention.purge(self._cold, self._before_ms)) | {"left_out": 0}
 
     def _before_ms(self, age: float) -> int:

@@ -68,7 +68,7 @@ WRONG = (ValueError, LookupError, TypeError, AttributeError, OverflowError, Recu
 def raw(text: Any) -> bytes:
     """The bytes of a text in the file."""
     if not isinstance(text, str):
-        raise ValueError(f"{type(text).__name__} where a string belongs")
+        raise ValueError(f"{type(text).__name__} instead of a string")
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -160,9 +160,9 @@ def check_text(name: bytes, text: bytes) -> None:
     codec.encode_value(value, key)
     if name == SUMMARY:
         if not isinstance(value["text"], str) or type(value["start"]) is not int or type(value["stop"]) is not int:
-            raise ValueError("#summary is not a summary")
+            raise ValueError("#summary is invalid")
     elif name[:2] == REQUEST and not (isinstance(value, list) and len(value) in (1, 4) and type(value[0]) is int):
-        raise ValueError(f"{key!r:.80} is not what a request came to")
+        raise ValueError(f"{key!r:.80} is not the result of a request")
 
 
 def check_message(text: bytes, name: str = "message") -> None:
@@ -234,13 +234,13 @@ class ImportedFile:
                 f"{found} messages, items and changes, the header says {self._expected}: the file is cut off"
             )
         if self.base is None and not self.entries:
-            raise InvalidValue("there is no change in it")
+            raise InvalidValue("the file contains no change")
         try:
             self._check_shown()
         except WRONG as error:
-            raise InvalidValue(f"the last state is not a state: {error}") from error
+            raise InvalidValue(f"the last state is invalid: {error}") from error
         if self._stops and self._stops[-1] > int(self._fields.get(NEXT, b"0")):
-            raise InvalidValue(f"message {self._stops[-1] - 1} is in it, and was never appended")
+            raise InvalidValue(f"message {self._stops[-1] - 1} is in the file, but was never appended")
 
     @property
     def version(self) -> int:
@@ -258,7 +258,7 @@ class ImportedFile:
                 raise ValueError(f"format {row['format']!r:.80} is not {FORMAT}")
             self.namespace = row.get("namespace")
             if self.namespace is not None and (not isinstance(self.namespace, str) or len(self.namespace) > 64):
-                raise ValueError("namespace is not a namespace")
+                raise ValueError("the namespace is invalid")
             self.origin = Ref(row["scope"], row["id"])
             row.setdefault("items", 0)
             self._expected = tuple(whole(row, name, 0, MOST) for name in ("messages", "items", "changes"))
@@ -306,7 +306,7 @@ class ImportedFile:
             raise TooLarge(f"a message of {len(data)} bytes is more than max_message_bytes={limit}")
         time, text = field_ttl.split(data)  # a message's commit time precedes it, in the same form
         if field_ttl.marked(data) and time > LATEST_MS / 1000:
-            raise ValueError(f"message {number}: a time that no clock comes to")
+            raise ValueError(f"message {number}: an impossible time")
         if text[:1] != codec.SEALED:
             check_message(text, f"message {number}")
 
@@ -377,10 +377,10 @@ class ImportedFile:
         if ITEMS not in self._fields and any(op.kind in (b"p", b"q") for op in ops):
             raise ValueError("a change of items of a record without items")
         if not isinstance(row["event"], str) or not _EVENT.fullmatch(row["event"]):
-            raise ValueError(f"event {row['event']!r:.80} is none")
+            raise ValueError(f"event {row['event']!r:.80} is unknown")
         kind = row["kind"]
         if not isinstance(kind, str) or not 0 < len(kind) <= 100 or escape(kind) != kind:
-            raise ValueError(f"kind {kind!r:.80} is none")
+            raise ValueError(f"kind {kind!r:.80} is unknown")
         self.entries.append(
             JournalEntry(
                 offset=0, event=row["event"], record="", version=version,
@@ -413,14 +413,16 @@ class ImportedFile:
             self._hold(following)
         elif kind in (b"p", b"q"):
             if (kind == b"p") != bool(value):
-                raise ValueError(f"a step {kind.decode()} with {len(value)} bytes")
+                raise ValueError(f"an operation {kind.decode()} with {len(value)} bytes")
             check_item(name, value, self._settings.max_field_bytes)
         elif kind == b"l":
             label = value.decode("utf-8", "surrogatepass")
             if name or not 0 < len(label) <= 500:
                 raise ValueError(f"a label is 1 to 500 characters, not {label!r:.80}")
         elif (name and (kind, name) != (b"c", TAG)) or value != (b"" if kind == b"c" else b"%d" % following):
-            raise ValueError(f"a step {kind.decode()} of {name.decode(errors='replace')!r:.80} and {len(value)} bytes")
+            raise ValueError(
+                f"an operation {kind.decode()} of {name.decode(errors='replace')!r:.80} and {len(value)} bytes"
+            )
         self._fold(op)
         return kind == b"w" or name == SEGMENTS
 
@@ -433,7 +435,7 @@ class ImportedFile:
                 raise ValueError(f"messages {first} to {last} are shown after {at}")
             held = bisect_right(self._starts, first) - 1
             if first < last and (held < 0 or last > self._stops[held]):
-                raise ValueError(f"messages {first} to {last - 1} are shown, and not all of them are in the file")
+                raise ValueError(f"messages {first} to {last - 1} are shown, but some of them are missing in the file")
             at = last
 
 

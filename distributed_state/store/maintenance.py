@@ -272,7 +272,7 @@ Progress = Callable[[Reencrypted], None]
 
 
 async def reencrypt(tiers: Tiers, dry_run: bool, progress: Progress | None) -> Reencrypted:
-    """Reencrypt all records of the namespace, in the order of their texts."""
+    """Reencrypt all records of the namespace, in the order of their names."""
     if not tiers.codec_of("").seals:
         raise ConfigurationError("reencrypt: this store has no keys; give encryption= or DISTRIBUTED_STATE_KEYS")
     await tiers.archiver.drain()

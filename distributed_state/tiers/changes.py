@@ -95,7 +95,7 @@ class ItemChanges:
         if given > 1:
             raise InvalidValue("expect one thing of an item: if_absent, if_present or equals")
         if isinstance(item, PutItem) and item.keep and given:
-            raise InvalidValue(f"item {item.key!r:.80}: with keep=True nothing is expected of it")
+            raise InvalidValue(f"item {item.key!r:.80}: keep=True cannot be combined with a condition")
         if absent or item.equals is None:
             return b"A", name, b""
         if item.if_present:
@@ -108,7 +108,7 @@ class ItemChanges:
             raise InvalidValue(f"equals takes an Item that was read, here, not {type(found).__name__}")
         if (found.collection, found.key) != (item.collection, item.key):
             what = f"{item.collection!r:.80} {item.key!r:.80}"
-            raise InvalidValue(f"item {what}: equals is the item {found.collection!r:.80} {found.key!r:.80}")
+            raise InvalidValue(f"item {what}: equals names the item {found.collection!r:.80} {found.key!r:.80}")
         if not found.epoch:
             raise InvalidValue("an Item of a history cannot be expected to be unchanged: read it again")
         if self._epoch not in ("", found.epoch):

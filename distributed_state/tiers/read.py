@@ -156,7 +156,7 @@ async def _load(tiers: Tiers, keys: RecordKeys, cached: CachedRecord | None) -> 
         entry = await _understand(tiers, keys, cached, await tiers.warm.read(keys, *_seen(cached)))
         if entry is not None:
             return entry
-    raise WarmUnavailable(f"{keys.ref.text[:200]}: comes and goes faster than it can be read")
+    raise WarmUnavailable(f"{keys.ref.text[:200]}: is deleted and created again faster than it can be read")
 
 
 async def _understand(

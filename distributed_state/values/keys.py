@@ -165,7 +165,7 @@ class Keys:
         return f"{self.namespace}:{{{tag(partition, self.partitions)}}}:gathered:{token}".encode()
 
     def team(self, group: str) -> bytes:
-        """A sorted set: the members of a group of consumers, and until when each counts."""
+        """A sorted set: the members of a group of consumers, and the time until which each counts."""
         return f"{self.namespace}:g:{escape(group)}".encode()
 
     def group(self, partition: int, group: str) -> tuple[bytes, bytes]:

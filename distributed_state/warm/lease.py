@@ -308,7 +308,7 @@ class AsyncLease:
         # A task started inside the body writes under the lease, but its own locks do not nest in it.
         if outer is not None and outer.owner is self._leases.port.owner():
             if outer is self or outer.mode != self.mode:
-                raise Locked(f"{self.text[:200]}: held by this task already, by this very lease or in the other mode")
+                raise Locked(f"{self.text[:200]}: this task already holds this lease, or one of the other mode")
             if outer.lost:
                 raise outer.fenced("it cannot be nested")
             self.outer = outer

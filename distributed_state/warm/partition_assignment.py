@@ -57,7 +57,7 @@ class PartitionAssignment:
         self.excess: list[int] = []
 
     async def hold(self) -> None:
-        """Keep and take partitions, if it is time to: afterwards `mine` are those held, `excess` those to give back."""
+        """Renew and claim partitions, if that is due; then `mine` has the held ones, `excess` those to give back."""
         if not self._rounds.due(self._renew_at):
             return
         now = self._port.monotonic()

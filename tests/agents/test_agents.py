@@ -901,7 +901,7 @@ async def test_stop_ends_a_run_from_anywhere(store: Any) -> None:
     await until(lambda: run_of(agent) and run_of(agent).events is not None)
     threading.Thread(target=agent.stop).start()
     await asyncio.wait_for(running, 10)
-    with pytest.raises(ConfigurationError, match="does not run"):
+    with pytest.raises(ConfigurationError, match="is not running"):
         await ask(agent, "status")
 
 
@@ -925,7 +925,7 @@ async def test_an_initialize_that_fails_is_raised_and_leaves_nothing_running(sto
 async def test_an_agent_runs_once_at_a_time_and_names_are_unique(store: Any, opener: Any) -> None:
     agent = made(Recorder, store)
     async with hosted(agent):
-        with pytest.raises(ConfigurationError, match="runs already"):
+        with pytest.raises(ConfigurationError, match="is running already"):
             async with hosted(agent):
                 pass
         await store.session("c").set("a", 1)
@@ -953,7 +953,7 @@ async def test_an_agent_that_opens_its_store_closes_it(opener: Any) -> None:
 
         kind = type("Owner", (Recorder, Agent), {})
     agent = kind(open_it)
-    with pytest.raises(ConfigurationError, match="opens its store when it runs"):
+    with pytest.raises(ConfigurationError, match="opens its store only when it runs"):
         agent.store
     async with hosted(agent):
         await now(agent.store.session("c").set("a", 1)) if opener.api == "asyncio" else agent.store.session("c").set(
@@ -981,7 +981,7 @@ async def test_an_agent_without_a_store_opens_one_as_the_environment_says(
 
     for agent in NoteAgent(), NoteAgent():
         await ask(agent, "run")
-        with pytest.raises(ConfigurationError, match="does not run"):
+        with pytest.raises(ConfigurationError, match="is not running"):
             agent.store
     async with entered(NoteAgent()) as agent:
         assert core(agent.store).settings.namespace == "notes"
@@ -1235,7 +1235,7 @@ async def test_an_agent_runs_the_hooks_of_what_it_missed(store: Any) -> None:
         await store.session("a").create()
         await until(lambda: first.of("new") and first.position != began)  # which moves when the hook has ended
         position = first.position
-    with pytest.raises(ConfigurationError, match="does not run"):
+    with pytest.raises(ConfigurationError, match="is not running"):
         first.position
     await store.session("a").append({"role": "user", "content": "hello"})
     await store.session("a").switch()

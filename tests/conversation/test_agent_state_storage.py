@@ -414,7 +414,7 @@ async def test_stored_fields_that_are_no_state_are_reported_and_kept(store: Any,
     session = store.session("s")
     await session.save_state(a_state())
     await session.set(field, value)
-    with pytest.raises(CorruptState, match="session:s: holds no agent state that can be read"):
+    with pytest.raises(CorruptState, match="session:s: its agent state cannot be read"):
         await session.load_state()
     assert await session.get(field, fresh=True) == value
 

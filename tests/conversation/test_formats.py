@@ -169,7 +169,7 @@ def test_orphans_are_repaired_or_refused() -> None:
     for convert in (to_openai, to_anthropic, to_langchain):
         with pytest.raises(InvalidValue, match=r"messages\[1\]: the call 'a' has no result"):
             convert(lost, orphans="refuse")
-        with pytest.raises(InvalidValue, match=r"messages\[1\]: a result of the call 'x', which is not there"):
+        with pytest.raises(InvalidValue, match=r"messages\[1\]: a result of the call 'x', which is missing"):
             convert([user(), answer("x")], orphans="refuse")
         with pytest.raises(InvalidValue, match="orphans is 'repair' or 'refuse', not 'send'"):
             convert(lost, orphans="send")  # type: ignore[operator]  # the wrong value is what is tested

@@ -605,7 +605,7 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
         (("langgraph", "sqlite:///none.db"), "error: there is no file 'none.db'"),
         (("agno", "mysql://host"), "error: mysql:// is not one of"),
         (("openai", "shop:saver"), "name those of your own function by --ids"),
-        (("adk", "shop:saver"), "is not called without arguments"),
+        (("adk", "shop:saver"), "cannot be called without arguments"),
         (
             ("langgraph", "archive.db", "--dry-run"),
             "error: no tables of LangGraph in the source: it has no 'checkpoints'",

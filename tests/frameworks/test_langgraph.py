@@ -146,7 +146,7 @@ def overtaken(mine: DistributedStateSaver, other: DistributedStateSaver) -> tupl
 
 def test_a_run_that_is_behind_is_refused_and_the_other_turn_stays(savers: Any) -> None:
     first, second = overtaken(*savers)
-    with pytest.raises(Conflict, match="went on while this run was under way"):
+    with pytest.raises(Conflict, match="was continued by another run meanwhile"):
         first.invoke({"log": ["slower"]}, config_of("t"))
     assert second.get_state(config_of("t")).values["log"] == ["hello", "re:hello", "faster", "re:faster"]
     first.invoke({"log": ["slower"]}, config_of("t"))

@@ -200,7 +200,7 @@ async def test_a_token_that_rotates_is_asked_for_at_each_connection(api: str, pl
 
         await works(api, logged_in(server.url, ""), credentials=credentials, **place)
         assert len(given) > 1
-        with pytest.raises(ConfigurationError, match="stand in the url or come from credentials"):
+        with pytest.raises(ConfigurationError, match="give user and password in the url or by credentials="):
             await works(api, logged_in(server.url, "a:b"), credentials=credentials, **place)
 
 
@@ -296,14 +296,17 @@ async def test_a_url_of_another_kind_than_its_server_says_what_to_use(api: str, 
         for url, said in (
             (
                 f"redis+sentinel://{at}/mymaster?sentinel_password={server.password}",
-                "is no Sentinel: a server itself is redis://",
+                "is not a Sentinel: use redis:// for the server itself",
             ),
-            (f"redis+cluster://{at}", "no server of a cluster: one that stands alone is redis://"),
+            (f"redis+cluster://{at}", "this server is not part of a cluster: use redis:// for a single server"),
             (
                 f"redis+sentinel://:{node.password}@127.0.0.1:{node.port}/m?sentinel_password={node.password}",
-                "is no Sentinel: .*redis\\+cluster://",
+                "is not a Sentinel: .*redis\\+cluster://",
             ),
-            (f"unix://:{node.password}@{node.directory}/r.sock", "not behind a Unix socket: use redis\\+cluster://"),
+            (
+                f"unix://:{node.password}@{node.directory}/r.sock",
+                "which a Unix socket cannot reach: use redis\\+cluster://",
+            ),
         ):
             with pytest.raises(ConfigurationError, match=said) as caught:
                 await works(api, url, **place)

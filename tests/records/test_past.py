@@ -190,7 +190,7 @@ async def test_each_step_back_goes_one_state_further(opener: Any) -> None:
     for version, number in ((4, 2), (5, 1)):
         assert await session.rollback(steps=1) == version
         assert await now(session) == past[number]
-    with pytest.raises(NotFound, match="1 steps back from version 5 there is nothing, only 0"):
+    with pytest.raises(NotFound, match="version 5 has no state 1 steps back, only 0 steps"):
         await session.rollback(steps=1)
     assert await session.set("n", 6) == 6
     assert await session.rollback(steps=1) == 7

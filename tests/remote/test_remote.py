@@ -1007,7 +1007,7 @@ def test_a_name_of_the_direct_store_is_there_or_says_what_to_use(workers: tuple[
         absent = [name for name in dir(DIRECT[kind]) if name[0] != "_" and name not in dir(there)]
         assert absent
         for name in absent:
-            with pytest.raises(ConfigurationError, match=f"{name} is not there on a remote store: "):
+            with pytest.raises(ConfigurationError, match=f"{name} is not available on a remote store: "):
                 getattr(there, name)
         with pytest.raises(AttributeError):
             there.no_such_name

@@ -143,7 +143,7 @@ async def asking_again_is_another_request(requests: Requests, http: Scripted) ->
 
 async def test_what_has_no_key_is_sent_again_only_if_it_did_not_arrive() -> None:
     requests, http = asking(UNSENT, refused(429, "Backpressure"), LOST)
-    with pytest.raises(Unavailable, match="it may have been done, or not"):
+    with pytest.raises(Unavailable, match="the request may or may not have been applied"):
         await requests.order("POST", "/x", {})
     assert len(http.sent) == 3
     requests, http = asking(refused(503, "Backpressure"), DONE)
@@ -443,7 +443,7 @@ async def test_an_option_that_is_not_there_says_what_to_use() -> None:
         lambda: store.session("c", schema=dict), lambda: store.user("u", actor="a"), lambda: store.task("t", idle=1),
         lambda: store.events(group="g"), lambda: session.lock(advisory=True),
     ):  # fmt: skip
-        with pytest.raises(ConfigurationError, match=r"= of .* is not there on a remote store: "):
+        with pytest.raises(ConfigurationError, match=r"= of .* is not available on a remote store: "):
             call()
     for work in (
         session.apply(dict, merge={}),

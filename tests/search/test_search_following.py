@@ -530,7 +530,7 @@ async def test_an_index_made_otherwise_is_not_taken_for_another(opener: Any) -> 
     if opener.cold == "memory":
         return
     await store.close()
-    with pytest.raises(ConfigurationError, match="open the store as then"):
+    with pytest.raises(ConfigurationError, match="open the store with the same options"):
         await opener(search=Search(kinds=("field",)), partitions=4)
     again = await opener(partitions=4)  # one that does not want it: else its follower makes it again
     assert await again.admin.remove_index()
@@ -551,5 +551,5 @@ async def test_settings_that_a_newer_release_added_to_an_index_are_ignored(opene
     run_sql(opener, added)
     for search in True, None:
         assert await places(await opener(search=search, partitions=4), MARK) == [("c1", "place")]
-    with pytest.raises(ConfigurationError, match="open the store as then"):
+    with pytest.raises(ConfigurationError, match="open the store with the same options"):
         await opener(search=Search(kinds=("field",)), partitions=4)

@@ -493,7 +493,7 @@ class SimulatedPort(Router):
         except asyncio.CancelledError as error:
             if self._task.cancelling:
                 raise
-            raise RuntimeError("what it waited for was cancelled") from error
+            raise RuntimeError("the awaited result was cancelled") from error
 
     async def shield(self, work: Coroutine[Any, Any, Any]) -> Any:
         return await self._shielded(work, work, in_thread=False)

@@ -618,7 +618,7 @@ async def test_a_server_that_evicts_anything(api: str) -> None:
         ({"archive": "postgresql+psycopg2://h/d"}, f"psycopg2.*{DRIVERS}"),
         ({"archive": "sqlite+aiosqlite:///a.db"}, f"aiosqlite.*{DRIVERS}"),
         ({"archive": "mysql://u:p@h/d"}, f"mysql.*{DRIVERS}"),
-        ({"archive": "redis://h:6379/0"}, "archive .*parameter, url="),
+        ({"archive": "redis://h:6379/0"}, "archive must be a SQL database; .*url="),
         ({"url": "redis://h:0"}, "port"),
         ({"url": "redis:h:1"}, "redis://"),
         ({"url": "redis://h:1/0?no_such_option=1"}, "no_such_option"),
@@ -667,7 +667,9 @@ async def test_an_archive_in_the_place_of_the_url_is_told_where_it_belongs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for more in ({}, {"archive": "memory"}):
-        with pytest.raises(ConfigurationError, match=r"url is Redis or Valkey.*another parameter, archive=") as caught:
+        with pytest.raises(
+            ConfigurationError, match=r"url must name Redis or Valkey.*name a SQL database with archive="
+        ) as caught:
             await open_store(api, url, **more)
         assert "hunter2" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []

@@ -262,7 +262,7 @@ class Records:
             # It was deleted, or has an owner now. A caller that had read it continues from the fields it read.
             now = await record.get_all(fresh=True)
             known = {**known, OWNER: now[OWNER]} if known is not None and ID in now else None
-        raise Conflict(f"{record}: comes and goes faster than it can be saved")
+        raise Conflict(f"{record}: is deleted and created again faster than it can be saved")
 
     async def rename_session(
         self,

@@ -90,7 +90,7 @@ class Saved:
         try:
             layout, namespace, name, parent, checkpoint, metadata, values, run = ormsgpack.unpackb(data)
             if layout != _FORMAT:
-                raise ValueError(f"of a layout {layout} that this release does not know")
+                raise ValueError(f"layout {layout} is unknown to this release")
             kept = {channel: value and _typed(value) for channel, value in values.items()}
             return cls(namespace, name, parent, _typed(checkpoint), _typed(metadata), kept, run)
         except (ValueError, TypeError, AttributeError) as error:

@@ -291,7 +291,7 @@ def demand_owner(thread: Thread, config: Any, name: str | None) -> None:
     if thread.known.head is None if thread.known.known else id_of(config) is None:
         raise InvalidValue(
             f"thread {thread.id!r:.80} would begin without an owner: with user={name!r}, "
-            f'a run says in config["configurable"][{name!r}] whose thread it is'
+            f'a run names the owner of its thread in config["configurable"][{name!r}]'
         )
 
 

@@ -101,7 +101,7 @@ class Thread:
             if saved is not None:
                 return saved, flag(head) in fields
             # It was removed in between, so the newest is now another one or missing.
-        raise CorruptState(f"thread {self.id!r:.80}: its newest checkpoint {head} is not there", field=AT)
+        raise CorruptState(f"thread {self.id!r:.80}: its newest checkpoint {head} is missing", field=AT)
 
     async def _newest_within(self, namespace: str) -> Saved | None:
         """The newest checkpoint of a namespace other than the root's. A page may consist of removed checkpoints."""
@@ -167,7 +167,7 @@ class Thread:
             for channel in _apart(saved):
                 value = values.get(wanted[saved.id, saved.namespace, channel])
                 if value is None:
-                    raise CorruptState(f"checkpoint {saved.id}: the value of {channel!r:.80} is not there", field=BLOBS)
+                    raise CorruptState(f"checkpoint {saved.id}: the value of {channel!r:.80} is missing", field=BLOBS)
                 stored[channel] = value
             checkpoint = {**checkpoint, "channel_values": {channel: loads(value) for channel, value in stored.items()}}
             found.append(
@@ -297,7 +297,7 @@ class Thread:
             self.known.saved(saved.id, saved.id if newest else expected)
             self.known.flags.difference_update(gone)
             return
-        raise Conflict(f"thread {self.id!r:.80}: others save faster than this checkpoint can be")
+        raise Conflict(f"thread {self.id!r:.80}: others save faster than this checkpoint can be saved")
 
     def _outdated(self, checkpoint_id: str, parent: str | None) -> list[str]:
         """The known marks of pending writes that a new newest checkpoint removes.
@@ -319,9 +319,9 @@ class Thread:
         if not isinstance(parent, Addressed) and head not in (parent, own):  # own: a repeated save
             self.recent.begun(self.id)
             raise Conflict(
-                f"thread {self.id!r:.80} went on while this run was under way: its newest checkpoint is {head}, and "
-                f"this run goes on from {parent}. Hold the thread with `saver.turn(config)` around each run; or run it "
-                'again on what is there now, with durability="exit", as else what it saved before stays'
+                f"thread {self.id!r:.80} was continued by another run meanwhile: its newest checkpoint is {head}, and "
+                f"this run continues {parent}. Hold the thread with `saver.turn(config)` around each run; or run it "
+                'again from the newest checkpoint, with durability="exit"; otherwise its earlier checkpoints stay'
             ) from error
         return head
 
@@ -376,7 +376,7 @@ class Thread:
             if seen is not None:
                 seen.begun_after = version
             await self.look()
-        raise Conflict(f"thread {self.id!r:.80}: is deleted all the time")
+        raise Conflict(f"thread {self.id!r:.80}: is deleted again and again")
 
     def _deleted(self, expired: float | None = None) -> Deleted:
         ended = "was deleted" if expired is None else "expired"
@@ -435,7 +435,7 @@ def thread_of(config: Any) -> str:
     """The thread's id, as text. Raises InvalidValue if missing: otherwise runs without an id would share a thread."""
     id = config["configurable"].get("thread_id")
     if id is None:
-        raise InvalidValue("a run says in config['configurable']['thread_id'] which thread it is of")
+        raise InvalidValue("a run names its thread in config['configurable']['thread_id']")
     return str(id)
 
 

@@ -228,7 +228,7 @@ async def _held(request: Request, api: Api) -> dict[str, Any]:
 
 
 def _row(lease: dict[str, Any], mine: str, root: str) -> dict[str, Any]:
-    """A lease with its page, "" if the interface does not have its record's kind, and whether it is ours."""
+    """A lease, the path of its page ("" if its kind of record has none), and whether it is our own."""
     kind = _KINDS.get(lease["scope"])
     place = _page(root, kind, lease["record_id"], lease["token"]) if kind else ""
     return lease | {"place": place, "mine": mine == str(lease["token"])}

@@ -1,4 +1,4 @@
-"""The phase and size of each record, for finding it; the makers of tokens, the actors of erasures; begun epochs.
+"""Add each record's phase and size, each token's maker, each erasure's actor, and whether each epoch began.
 
 Existing rows get no values: that would read the whole archive while workers wait. Each commit sets phase and size; the
 makers of existing tokens stay unknown. An epoch has NULL if it was minted by a worker of an older release, which may
