@@ -547,7 +547,7 @@ def state_at(sql: Sql, record: str, branch: str, version: int | None) -> BranchS
         lost = ", ".join(f"{first} to {last}" for first, last in found.missing) or "none"
         wanted = "its state" if version is None else f"version {version}"
         span = (
-            f"it has {found.versions[0]} to {found.versions[-1]} behind version {found.base}, of which {lost} are lost"
+            f"it has {found.versions[0]} to {found.versions[-1]} after version {found.base}, of which {lost} are lost"
         )
         raise NotFound(f"{where}: {wanted} cannot be restored from the remaining commits: {span}")
     return BranchState(State(found.epoch, at, fields), found.base, first_message, messages)

@@ -99,7 +99,7 @@ def test_a_parameter_without_an_annotation_is_refused_when_the_tool_is_made() ->
     def guess(state, agent_state, user_state, session, city: str, nights=1):  # type: ignore[no-untyped-def]
         return city
 
-    with pytest.raises(InvalidValue, match=r"guess: parameter 'nights' has no annotation.*agent_state"):
+    with pytest.raises(InvalidValue, match=r"guess: parameter 'nights' needs an annotation.*agent_state"):
         tool(guess)
     with pytest.raises(InvalidValue, match="other: parameter 'nights'"):
         tool(name="other")(guess)

@@ -482,7 +482,7 @@ async def test_a_handler_that_hangs_is_named_in_the_log(store: Any, caplog: Any,
         await until(said)
         await asyncio.sleep(0.4)
         assert len(said()) == 1
-        assert "2 events wait" in said()[0]
+        assert "2 events are waiting" in said()[0]
     finally:
         release.set()
 

@@ -177,10 +177,12 @@ def test_what_was_lost_and_which_link_is_silent_is_told() -> None:
     assert (hot.wrong, warm.wrong, cold.wrong) == (1, 0, 1)
     assert "75% of 4 reads answered" in hot.facts
     assert ("2 MB" in warm.facts, "quarantine: 3" in cold.facts) == (True, True)
-    lost, aside = app._losses([well, silent], [sql])
+    well["stats"] |= {"complete": 4, "complete_at": 1_764_000_001}
+    complete, lost, aside = app._losses([well, silent], [sql])
+    assert complete[1:] == ("4, the last 2025-11-24 16:00:01 UTC", False), "nothing is missing"
     assert lost[1:] == ("2, the last 2025-11-24 16:00:00 UTC", True)
     assert aside[1:] == ("3", True)
-    assert app._losses([well], [])[0][2] is False, "the negative control"
+    assert [each[2] for each in app._losses([well], [])] == [False, False], "the negative control"
 
 
 async def test_who_is_nobody_signs_in_first() -> None:

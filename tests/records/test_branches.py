@@ -80,7 +80,7 @@ async def test_what_diverged_is_listed_and_read(opener: Any) -> None:
     assert texts(await session.messages()) == ["one", "two", "three", "new four"]
     assert [change.version for change in await session.history()] == [1, 2, 3, 4]
     for wanted in (2, 6):
-        with pytest.raises(NotFound, match=f"version {wanted} cannot be made"):
+        with pytest.raises(NotFound, match=f"version {wanted} cannot be restored"):
             await session.at(branch=branch.id, version=wanted)
     for call in (session.at, session.history, partial(store.admin.drop_branch, "s")):
         with pytest.raises(NotFound, match=f"no branch '9-none'; it has {branch.id}"):
