@@ -48,7 +48,7 @@ class Served:
         transport = httpx.ASGITransport(self.service.app, client=("10.1.2.3", 5000))
         self.http = httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
-    async def token(self, prefix: str, *rights: str, actor: str = "web", seconds: float | None = 60.0) -> str:
+    async def token(self, prefix: str, *rights: str, actor: str = "web", seconds: float | None = 3600.0) -> str:
         id, text = access_tokens.make()
         tiers = self.store._lifecycle.tiers()
         tokens = tiers.cold.access_tokens

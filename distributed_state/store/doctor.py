@@ -44,6 +44,7 @@ _LETTERS = 300
 
 _MANY_BEHIND = 10_000  # records
 _CROWDED = 0.8  # of a limit
+_REFUSED = 60.0  # seconds for which a refused write is reported
 _FLOOR = (7, 0)
 _ELECTION = 2.0  # seconds until a new primary has been elected and is known
 _DB = re.compile(r"db\d+")
@@ -204,19 +205,19 @@ def _server(info: Info, level: Level) -> list[Finding]:
     ]  # fmt: skip
 
 
+_FULL = (
+    "when it is full of data that cannot be evicted, Redis refuses writes: archive it (see sql, archivers, lag), raise "
+    "maxmemory, or expire idle sessions (session_idle)"
+)
+
+
 def _memory(info: Info) -> Finding:
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     lasting = lasting_share(info)
     found = f"{used / 2**20:.0f} MB" + (f" of {limit / 2**20:.0f}" if limit else "")
     if lasting is not None and lasting < used / limit:
         found += f", about {lasting * limit / 2**20:.0f} MB of it cannot be evicted"
-    advice = (
-        "when it is full of data that cannot be evicted, Redis refuses writes: archive it (see sql, archivers, lag), "
-        "raise maxmemory, or expire idle sessions (session_idle)"
-    )
-    if limit and used >= limit and info.get("current_eviction_exceeded_time", "0") != "0":
-        return Finding("memory", False, f"full: writes are refused; {found}", advice)
-    return Finding("memory", lasting is None or lasting < _CROWDED, found, advice)
+    return Finding("memory", lasting is None or lasting < _CROWDED, found, _FULL)
 
 
 def lasting_share(info: Info) -> float | None:
@@ -452,8 +453,12 @@ def _archivers(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
 
 
 def _lost(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
-    """Recent restarts and losses of Redis, as reported by the replicas that started the partitions again."""
+    """Refused writes, restarts and losses of Redis, as reported lately by the replicas that met them."""
     findings = []
+    ago = tiers.clock.now() - max((each.stats.get("full_at", 0) for each in replicas), default=0)
+    if ago <= _REFUSED:
+        text = f"writes are refused because Redis is full, the last {max(0.0, ago):.0f} s ago"
+        findings.append(Finding("full", False, text, _FULL))
     if found := _restarts(tiers, replicas, "complete"):
         text = f"Redis was restarted or promoted, and nothing is missing: {found}"
         findings.append(Finding("restarted redis", True, text))

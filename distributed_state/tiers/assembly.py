@@ -305,6 +305,7 @@ class Tiers:
                 "slow_handlers": sum(each.slowed for each in handlings),
                 "resyncs": self.consumers.resyncs,
                 **self.telemetry.totals(),
+                "full_at": int(self.warm.full_at),
                 "restarted": self.recovery.count,
                 "restarted_at": int(self.recovery.last),
                 "complete": self.recovery.complete,

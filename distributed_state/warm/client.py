@@ -195,6 +195,8 @@ class Warm(RetryingClient):
         self.telemetry = Telemetry(settings, port.monotonic)
         self.refused = Counter(dict.fromkeys((*REFUSALS, "full"), 0))  # writes, by the word of the refusal
         self.emitted = 0
+        self.full_at = 0.0
+        """When a server last had no memory for a write of this replica, by the server's clock; 0 if never."""
         self._name_full_at = 0.0
         self.limits = (  # for an event that is written without a commit
             b"%d" % settings.publish_bytes,
@@ -245,6 +247,7 @@ class Warm(RetryingClient):
     def full(self, error: Backpressure) -> None:
         """Count a write for which a server had no memory, and log it once a minute."""
         self.refused["full"] += 1
+        self.full_at = self.clock.now()
         if (now := self.port.monotonic()) >= self._name_full_at:
             self._name_full_at = now + 60.0
             logging.getLogger(__name__).error("writes are refused: %s", error)

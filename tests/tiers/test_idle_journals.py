@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -50,15 +51,16 @@ def version(store: Any, id: str) -> int | None:
     return core(store)._lifecycle.cold.version(f"session:{id}")  # type: ignore[no-any-return]  # a number or None
 
 
-async def archived_soon(opener: Any) -> bool:
+async def archived_soon(opener: Any, *guard: str) -> bool:
     writer, archiver = await at_rest(opener)
-    for number in range(3):
-        await writer.session("s").set("n", number)
-    try:
-        await until(lambda: version(archiver, "s") == 3, 3)
-    except AssertionError:
-        return False
-    return True
+    with sabotage(*guard) if guard else nullcontext():
+        for number in range(3):
+            await writer.session("s").set("n", number)
+        try:
+            await until(lambda: version(archiver, "s") == 3, 3)
+        except AssertionError:
+            return False
+        return True
 
 
 async def test_what_is_written_wakes_an_archiver_that_rests(opener: Any) -> None:
@@ -68,8 +70,7 @@ async def test_what_is_written_wakes_an_archiver_that_rests(opener: Any) -> None
 @pytest.mark.wide
 async def test_if_nobody_told_it_it_would_find_it_at_its_next_look(opener: Any) -> None:
     """Negative control."""
-    with sabotage("commit", TELLS, ""):
-        assert not await archived_soon(opener)
+    assert not await archived_soon(opener, "commit", TELLS, "")
 
 
 async def looks_of_one_that_was_woken(opener: Any, monkeypatch: pytest.MonkeyPatch, *, rests: bool) -> int:
@@ -153,24 +154,24 @@ async def test_what_is_heard_in_the_moment_of_a_look_is_no_rest(opener: Any) -> 
     assert rest.since(0) is not None
 
 
-async def ends_soon(opener: Any, idle: float) -> bool:
+async def ends_soon(opener: Any, idle: float, *guard: str) -> bool:
     writer, archiver = await at_rest(opener)
 
     async def swept() -> bool:
         looks = tiers(archiver).workers[0]._looks  # type: ignore[attr-defined]  # the reaper's
         return all(looks.nothing_due(each) for each in range(PARTITIONS))
 
-    await until(swept)
-    await writer.session("ends", idle=idle).set("a", 1)
-
     async def ended() -> bool:
         return bool(await writer.admin.audit(type="session.expired"))
 
-    try:
-        await until(ended, idle + 4)
-    except AssertionError:
-        return False
-    return True
+    await until(swept)
+    with sabotage(*guard) if guard else nullcontext():
+        await writer.session("ends", idle=idle).set("a", 1)
+        try:
+            await until(ended, idle + 4)
+        except AssertionError:
+            return False
+        return True
 
 
 @pytest.mark.wide
@@ -183,5 +184,4 @@ async def test_what_is_written_at_rest_ends_in_time(opener: Any) -> None:
 @pytest.mark.parametrize("guard", [("commit", TELLS, ""), ("due", "next or ''", "''")])
 async def test_without_that_it_would_end_late(opener: Any, guard: tuple[str, str, str]) -> None:
     """Negative controls: nobody tells that something was written, or when the next is due."""
-    with sabotage(*guard):
-        assert not await ends_soon(opener, 2.0)
+    assert not await ends_soon(opener, 2.0, *guard)
