@@ -70,10 +70,6 @@ CACHE = b"used_memory:99\r\nmaxmemory:100\r\nmaxmemory_policy:volatile-lru"
         (b"used_memory:81\r\nmaxmemory:0", "memory", True),
         (CACHE + b"\r\ndb0:keys=100,expires=90,avg_ttl=0", "memory", True),
         (CACHE + b"\r\ndb0:keys=100,expires=90\r\ndb1:keys=900,expires=0", "memory", False),
-        (
-            "memory",
-            False,
-        ),
     ],
 )
 def test_a_limit_that_is_near_is_told(said: bytes, name: str, ok: bool) -> None:
