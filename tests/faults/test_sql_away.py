@@ -396,7 +396,7 @@ async def test_while_sql_is_away_known_tokens_go_on_until_they_are_revoked(
         store = ("--url", opener.url, "--archive", server.url, "--namespace", opener.namespace)
         words = [*store, "token", "revoke", str(access_tokens.id_of(tokens[0]))]
         done = await asyncio.to_thread(CliRunner().invoke, shell.app, words)
-        assert (done.exit_code, "revoke it again when SQL answers" in str(done.exception)) == (1, True)
+        assert (done.exit_code, "revoke it again then" in str(done.exception)) == (1, True)
 
         async def refused() -> bool:
             return await turn(0) == 401

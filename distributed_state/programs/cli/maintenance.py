@@ -408,8 +408,8 @@ def revoke(
             (tokens.revoke_alone if alone else tokens.revoke)(id)
     except ColdUnavailable as error:
         raise ColdUnavailable(
-            f"{error}: services refuse the token for two hours, but not the tokens created with it; "
-            "revoke it again when SQL answers"
+            f"{error}: until SQL answers, services refuse the token, but not the tokens created with it; "
+            "revoke it again then"
         ) from error
     typer.echo(f"token {id} is revoked")
 

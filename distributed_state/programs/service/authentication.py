@@ -336,7 +336,8 @@ class Ages:
 class _Known:
     found: FoundToken | None  # None: there is no such token
     caller: Caller
-    read: float  # when it was asked for, by the monotonic clock
+    read: float  # when SQL was asked for it, by the monotonic clock
+    checked: float = float("-inf")  # when Redis was asked whether it is revoked
 
 
 class AccessTokens:
@@ -391,10 +392,12 @@ class AccessTokens:
             raise HTTPException(429, "too many unknown tokens are being looked up")
         reading = self._ask(id)
         age = 0.0 if known is None else now - known.read
-        # After one request waited without result, others do not wait, so that an outage does not slow down every
-        # request.
-        if known is not None and (age <= self._ages.revoked or (self._silent and age <= self._ages.away)):
+        if known is not None and age <= self._ages.revoked:
             return known
+        # After one request waited without result, others do not wait for SQL, so that an outage does not slow down
+        # every request.
+        if known is not None and self._silent and age <= self._ages.away:
+            return await self._unless_revoked(id, known)
         try:
             if known is None:
                 wait = self._ages.wait if self._silent else self._ages.wait_unknown
@@ -404,8 +407,25 @@ class AccessTokens:
         except (ColdUnavailable, TimeoutError) as error:
             self._silent = True
             if known is not None and age <= self._ages.away:
-                return known
+                return await self._unless_revoked(id, known)
             raise Unavailable("tokens cannot be checked now") from error
+
+    async def _unless_revoked(self, id: str, known: _Known) -> _Known:
+        """The known token; with nothing left if Redis has it as revoked. Redis is asked every `fresh` seconds."""
+        assert self._find_revoked is not None, "begin comes first"
+        now = time.monotonic()
+        if now - known.checked <= self._ages.fresh:
+            return known
+        try:
+            async with asyncio.timeout(self._ages.wait):
+                revoked = await self._find_revoked([id])
+        except (StateError, TimeoutError) as error:
+            log.debug("revocations cannot be read: %s", error)  # without Redis, a request can read hot data at most
+            return known
+        known.checked = now
+        if revoked and known.found is not None:
+            known.found = replace(known.found, left=0.0)
+        return known
 
     def _ask(self, id: str) -> asyncio.Future[_Known | None]:
         """A future for SQL's answer about an id."""
@@ -427,8 +447,6 @@ class AccessTokens:
 
     async def _ask_some(self, ids: list[str]) -> None:
         assert self._find is not None, "call begin() first"
-        if self._silent:
-            await self._refuse_revoked([id for id in ids if id in self._known])
         began = time.monotonic()
         try:
             found = await self._find(ids)
@@ -440,18 +458,6 @@ class AccessTokens:
         self._silent = False
         for id in ids:
             self._wanted.pop(id).set_result(self._remember(id, found.get(id), began))
-
-    async def _refuse_revoked(self, ids: list[str]) -> None:
-        """Refuse those tokens that were revoked while SQL did not answer."""
-        assert self._find_revoked is not None, "call begin() first"
-        try:
-            revoked = await self._find_revoked(ids) if ids else set[str]()
-        except StateError as error:
-            log.debug("revocations cannot be read: %s", error)
-            return
-        for id in revoked:
-            if (known := self._known.get(id)) is not None and known.found is not None:
-                self._known[id] = replace(known, found=replace(known.found, left=0.0))
 
     def _give_up(self, ids: list[str]) -> None:
         for id in ids:
