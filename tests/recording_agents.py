@@ -19,7 +19,7 @@ def made(kind: type, store: Any, **options: Any) -> Any:
 
 
 async def now(value: Any) -> Any:
-    """What a call of either API comes to."""
+    """Return the result of a call, which is awaitable on the asyncio API."""
     return await value if inspect.isawaitable(value) else value
 
 

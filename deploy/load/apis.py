@@ -1,4 +1,4 @@
-"""What a store costs that both APIs share: connections, us of a write and of a hot read, writes of 50 tasks, stalls.
+"""Measure a store that both APIs share: connections, us of a write and of a hot read, writes of 50 tasks, stalls.
 
     python deploy/load/apis.py [--url redis://...] [--rounds 5]
 

@@ -45,12 +45,12 @@ class HostRun:
         self._runner = HookRunner(self._port)
         self._configs = ConfigUpdates(self._services, self._runner)
         self._dispatcher = Dispatcher(agents, self._services, self._runner, self._configs)
-        self._heartbeat = Heartbeat(self._services, agents)
+        self._report = HostReport(self._services, agents)
         self._worker = Worker(
             self._port,
             self._shutdown,
             dispatch=self._dispatcher.dispatch,
-            after_each=self._heartbeat.update,
+            after_each=self._report.update,
             when_idle=partial(self._configs.watch, agents),
             stop=self.stop,
         )
@@ -238,7 +238,7 @@ class HostRun:
         if self._jobs:  # otherwise the start failed before any hook could run
             await self._last_hooks()
         self._worker.end()
-        self._heartbeat.end()
+        self._report.end()
         for job in [*self._jobs, *self.loops.jobs]:
             await job.stop()
         if self.events is not None:
@@ -312,7 +312,7 @@ async def measure(agent: BaseAgent, waiting: int) -> Status:
     return status
 
 
-class Heartbeat:
+class HostReport:
     """The agents' part of this replica's heartbeats."""
 
     def __init__(self, services: StoreServices, agents: Sequence[BaseAgent]) -> None:

@@ -414,7 +414,7 @@ async def present(tiers: Tiers) -> tuple[list[Replica], list[Finding]]:
 
 async def fleet(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
     """The archiving replicas, whether one fails or could not start, and whether all run the same release."""
-    return [*_archivers(tiers, replicas), *await _unstarted(tiers), *_lost(tiers, replicas), _versions(replicas)]
+    return [*_archivers(tiers, replicas), *await _unstarted(tiers), *_reported(tiers, replicas), _versions(replicas)]
 
 
 async def _unstarted(tiers: Tiers) -> list[Finding]:
@@ -452,7 +452,7 @@ def _archivers(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
     ]
 
 
-def _lost(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
+def _reported(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
     """Refused writes, restarts and losses of Redis, as reported lately by the replicas that met them."""
     findings = []
     ago = tiers.clock.now() - max((each.stats.get("full_at", 0) for each in replicas), default=0)

@@ -1,4 +1,4 @@
-"""What editors and documentation tools show of the public names, on both APIs."""
+"""Editors and documentation tools show a docstring and a signature for each public name, on both APIs."""
 
 from __future__ import annotations
 

@@ -295,7 +295,7 @@ def test_an_error_of_a_script_is_ours() -> None:
     assert isinstance(asyncio.run(port.scripts([(ONE, [KEYS[A]], [])]))[0], ConfigurationError)
 
 
-# What both APIs have of their own
+# Parts that each API implements for itself
 
 
 class Refusing(Connections):

@@ -551,7 +551,7 @@ async def test_one_event_tells_of_a_branch(opener: Any) -> None:
 
 
 async def through(store: Any, work: Any) -> Any:
-    """What a coroutine of the core gives, on the API of the test."""
+    """Return the result of a coroutine of the core, through the API of the test."""
     return await work if core(store) is store else await in_thread(lambda: finish(work))
 
 

@@ -37,7 +37,7 @@ def test_a_misspelt_setting_is_named_with_the_one_that_is_like_it(given: str, sa
 
 @pytest.fixture
 def warned(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[..., list[str]]:
-    """What is logged when the environment has these variables, and the settings are read."""
+    """Set these variables, read the settings, and return the logged lines."""
 
     def read(*names: str, more: Iterable[str] = ()) -> list[str]:
         monkeypatch.setattr(settings, "_warned", set())

@@ -83,5 +83,5 @@ def test_it_is_known_in_whatever_order_it_was_taken_and_bounded() -> None:
     assert len(recent.until(0, Position("1-a", 1000))) == 256
     recent.note(0, "1-a", events(*range(1, 300)))  # who reads all that is kept drives out nothing
     assert recent.until(0, Position("1-a", 1000)) == {each.id for each in events(*range(744, 1000))}
-    recent.note(0, "1-z", events(1, origin="z"))  # SQL and Redis were emptied, and epochs count anew
+    recent.note(0, "1-z", events(1, origin="z"))  # SQL and Redis were emptied, so epochs begin at 1 again
     assert b"z.1" in recent.until(0, Position("1-z", 1))
