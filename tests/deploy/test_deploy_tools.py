@@ -32,41 +32,6 @@ def test_compose_itself_reads_the_file(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
 
 
-# Stands in for docker: one file for each container that runs, and a line for each one that is stopped.
-DOCKER = """#!/bin/sh
-case "$*" in
-  "compose ps --quiet worker") ls running ;;
-  "compose up"*worker*)
-    for word in "$@"; do case $word in worker=*) wanted=${word#worker=} ;; esac; done
-    [ -z "$BROKEN" ] || exit $BROKEN
-    while [ $(ls running | wc -w) -lt $wanted ]; do touch running/new$(ls running | wc -w); done ;;
-  "stop "*) echo "$2" >>stopped; rm running/"$2" ;;
-esac
-"""
-
-
-@pytest.mark.parametrize("workers", [1, 2, 4, 9])
-@pytest.mark.parametrize("broken", ["", "0", "1"], ids=["new ones come up", "nothing new comes up", "compose fails"])
-def test_the_commands_of_an_upgrade_stop_old_workers_only_beside_as_many_new_ones(
-    workers: int, broken: str, tmp_path: Path
-) -> None:
-    page = (ROOT / "docs/running/upgrades.md").read_text()
-    (commands,) = re.findall(r"```sh no-run: it needs Docker\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "docker").write_text(DOCKER)
-    (tmp_path / "docker").chmod(0o755)
-    (tmp_path / "running").mkdir()
-    (tmp_path / "stopped").touch()
-    old = [f"old{number}" for number in range(workers)]
-    for each in old:
-        (tmp_path / "running" / each).touch()
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "BROKEN": broken}
-    subprocess.run(["sh", "-c", commands], cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=30)
-    running = [each.name for each in tmp_path.joinpath("running").iterdir()]
-    assert tmp_path.joinpath("stopped").read_text().split() == ([] if broken else old)
-    assert len(running) == workers
-    assert not broken or sorted(running) == old
-
-
 def test_the_overlay_is_built() -> None:
     kubectl = shutil.which("kubectl")
     if kubectl is None or subprocess.run([kubectl, "kustomize", "--help"], capture_output=True, check=False).returncode:
@@ -111,7 +76,9 @@ def test_the_alerts_of_kubernetes_are_those_of_the_rules(tmp_path: Path) -> None
 
 def test_what_is_scraped_of_pods_are_ports_that_they_have() -> None:
     """Under the names of the jobs that the alerts name."""
-    pods = {each["metadata"]["name"]: each["spec"]["template"] for each in MANIFESTS if each["kind"] == "Deployment"}
+    probe = yaml.safe_load((DEPLOY / "k8s/components/probe/probe.yaml").read_text())
+    deployments = [each for each in (*MANIFESTS, probe) if each["kind"] == "Deployment"]
+    pods = {each["metadata"]["name"]: each["spec"]["template"] for each in deployments}
     monitors = list(yaml.safe_load_all((MONITORING / "pods.yaml").read_text()))
     jobs = {job["job_name"] for job in yaml.safe_load((OBSERVE / "prometheus.yml").read_text())["scrape_configs"]}
     assert {each["spec"]["podMetricsEndpoints"][0]["relabelings"][0]["replacement"] for each in monitors} == jobs
@@ -129,12 +96,19 @@ def test_an_overlay_takes_the_monitoring(tmp_path: Path) -> None:
     shutil.copytree(DEPLOY / "k8s", tmp_path / "k8s")
     overlay = tmp_path / "k8s/overlays/production"
     with (overlay / "kustomization.yaml").open("a") as file:
-        file.write("components: [../../components/monitoring]\n")
+        file.write("components: [../../components/monitoring, ../../components/probe]\n")
     done = subprocess.run([kubectl, "kustomize", str(overlay)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     built = list(yaml.safe_load_all(done.stdout))
     added = [each for each in built if each["apiVersion"].startswith("monitoring.coreos.com/")]
-    assert sorted(each["kind"] for each in added) == ["PodMonitor", "PodMonitor", "PrometheusRule"]
+    assert sorted(each["kind"] for each in added) == [*["PodMonitor"] * 3, "PrometheusRule"]
+    (probe,) = [each for each in built if each["metadata"]["name"] == "distributed-state-probe" and each not in added]
+    (container,) = probe["spec"]["template"]["spec"]["containers"]
+    assert container["image"].startswith("registry.example/"), "the one of the overlay"
+    (service,) = [each for each in built if each["kind"] == "Service"]
+    assert f"http://{service['metadata']['name']}" in container["args"]
+    secret = container["env"][0]["valueFrom"]["secretKeyRef"]
+    assert f"generic {secret['name']} --from-file={secret['key']}=" in (ROOT / "docs/running/kubernetes.md").read_text()
     assert {each["metadata"]["namespace"] for each in added} == {"agents"}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ OVERRIDE_TEXTS = {name: (ROOT / f"deploy/{name}.yml").read_text() for name in ("
 OVERRIDES: dict[str, dict[str, Any]] = {name: yaml.safe_load(text) for name, text in OVERRIDE_TEXTS.items()}
 ALL_TEXTS = "".join([COMPOSE_TEXT, *OVERRIDE_TEXTS.values()])
 LOCAL = {"VALKEY_ADDRESS", "VALKEY_SENTINELS", "VALKEY_REPLICA_PASSWORD"}  # which start.sh reads only if it is to
-OURS = ("migrate", "token", "worker", "archiver", "purge", "loadgen")
+OURS = ("migrate", "token", "worker", "archiver", "purge", "loadgen", "probe-token", "probe")
 EXAMPLE = (DEPLOY / ".env.example").read_text()
 BASE = DEPLOY / "k8s/base"
 FILES = sorted(path for path in BASE.glob("*.yaml") if path.stem != "kustomization")
@@ -63,17 +64,19 @@ def test_the_parts_of_the_fleet_are_there() -> None:
     assert {"valkey", "postgres", *OURS, "prometheus", "grafana"} == SERVICES.keys()
     assert SERVICES["loadgen"]["profiles"] == ["load"]
     assert SERVICES["purge"]["profiles"] == ["maintenance"]
-    assert SERVICES["prometheus"]["profiles"] == SERVICES["grafana"]["profiles"] == ["observe"]
+    observing = ("prometheus", "grafana", "probe-token", "probe")
+    assert all(SERVICES[name]["profiles"] == ["observe"] for name in observing)
     assert SERVICES["archiver"]["deploy"]["replicas"] == 2
     assert all("profiles" not in SERVICES[name] for name in ("valkey", "postgres", "migrate", "worker", "archiver"))
 
 
 @by_service
-def test_a_service_has_no_more_rights_than_it_needs(name: str) -> None:
+def test_a_service_has_no_more_rights_and_room_for_logs_than_it_needs(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["logging"] == {"driver": "json-file", "options": {"max-size": "10m", "max-file": "5"}}
     limits = service["deploy"]["resources"]["limits"]
     assert {"cpus", "memory", "pids"} == limits.keys()
     assert name in OURS or service["user"].split(":")[0] not in ("root", "0"), "ours has its user in the image"
@@ -108,7 +111,7 @@ def test_nothing_listens_beyond_this_machine(name: str) -> None:
 @pytest.mark.parametrize("name", ["valkey", "postgres", "worker", "archiver", "prometheus", "grafana"])
 def test_what_stays_up_has_a_healthcheck(name: str) -> None:
     dockerfile = (DEPLOY / "Dockerfile").read_text()
-    assert "test" in SERVICES[name].get("healthcheck", {}) or (name == "worker" and "/healthz" in dockerfile)
+    assert "test" in SERVICES[name].get("healthcheck", {}) or (name == "worker" and "HEALTHCHECK" in dockerfile)
     assert SERVICES[name]["restart"] == "unless-stopped"
 
 
@@ -161,7 +164,6 @@ def test_workers_are_shipped_with_authentication_and_with_health_and_metrics_apa
 
 
 def test_the_port_of_health_and_metrics_is_asked_and_not_published() -> None:
-    assert "http://127.0.0.1:9464/healthz" in (DEPLOY / "Dockerfile").read_text()
     assert [port.rpartition(":")[2] for port in SERVICES["worker"]["ports"]] == ["8080"]
     (service,) = [each for each in MANIFESTS if each["kind"] == "Service"]
     assert [port["targetPort"] for port in service["spec"]["ports"]] == ["http"]
@@ -173,6 +175,15 @@ def test_the_port_of_health_and_metrics_is_asked_and_not_published() -> None:
     assert who == {8080: ["podSelector"], 9464: ["namespaceSelector"]}
 
 
+def test_the_image_is_healthy_while_a_worker_is_ready_as_kubernetes_asks() -> None:
+    (asked,) = re.findall(r"urlopen\('http://127.0.0.1:(\d+)(\S+)',", (DEPLOY / "Dockerfile").read_text())
+    (worker,) = [each for each in pods() if each["metadata"]["name"] == "distributed-state-worker"]
+    (container,) = worker["spec"]["template"]["spec"]["containers"]
+    ports = {each["name"]: str(each["containerPort"]) for each in container["ports"]}
+    probe = container["readinessProbe"]["httpGet"]
+    assert asked == (ports[probe["port"]], probe["path"])
+
+
 def test_the_trials_token_is_in_a_volume_and_in_no_command_or_environment() -> None:
     token, load = SERVICES["token"], SERVICES["loadgen"]
     file = token["command"][token["command"].index("--into") + 1]
@@ -180,17 +191,41 @@ def test_the_trials_token_is_in_a_volume_and_in_no_command_or_environment() -> N
     assert token["volumes"] == ["tokens:/tokens"]
     assert load["volumes"] == ["tokens:/tokens:ro"]
     assert "admin" not in ",".join(token["command"])
-    assert [name for name, each in SERVICES.items() if "tokens" in str(each.get("volumes"))] == ["token", "loadgen"]
+    assert [name for name, each in SERVICES.items() if "'tokens:" in str(each.get("volumes"))] == ["token", "loadgen"]
     image = (DEPLOY / "Dockerfile").read_text().partition("AS distributed-state\n")[2]
     user = re.search(r"^USER (\S+)$", image, re.MULTILINE)[1]  # type: ignore[index]  # it is there
     assert f"--chown={user} --chmod=700 /tokens /tokens" in image, "a new volume is owned as the folder of the image"
     assert "dstate_" not in ALL_TEXTS + image
 
 
+def test_the_probe_has_a_token_of_its_own_tenant_and_its_start_leaves_the_workers_alone() -> None:
+    token, service = SERVICES["probe-token"], SERVICES["probe"]
+    assert token["command"][:4] == ["token", "create", "--tenant", "probe"]
+    file = token["command"][token["command"].index("--into") + 1]
+    assert service["environment"] == {"DISTRIBUTED_STATE_TOKEN_FILE": file}
+    assert [token["volumes"], service["volumes"]] == [["probe-token:/tokens"], ["probe-token:/tokens:ro"]]
+    assert service["command"][service["command"].index("--conversation") + 1].startswith("probe:")
+    assert service["command"][-1] in str(service["healthcheck"]["test"]), "the port that Prometheus scrapes"
+    needed, more = set(), ["probe", "prometheus", "grafana"]
+    while more:
+        needed |= {more[-1]}
+        more = [*more[:-1], *SERVICES[more[-1]].get("depends_on", ())]
+    assert "worker" not in needed, "`up` would bring their number back to WORKERS"
+    assert "--no-recreate prometheus grafana probe " in (ROOT / "docs/running/index.md").read_text()
+
+
 def test_several_workers_can_have_a_port() -> None:
     first, last = re.search(r"127\.0\.0\.1:(\d+)-(\d+)", SERVICES["worker"]["ports"][0]).groups()  # type: ignore[union-attr]
     assert int(last) - int(first) >= 15
     assert SERVICES["worker"]["command"][-1] == "8080"
+
+
+def test_the_documented_doctor_runs_without_workers_and_archivers() -> None:
+    page = (ROOT / "docs/running/index.md").read_text()
+    (name,) = re.findall(r"docker compose (?:run --rm --no-deps|exec)\s+(\w+)\s+(?:distributed-state )?doctor", page)
+    assert SERVICES[name]["command"] == ["migrate"]  # which `doctor` replaces
+    assert "entrypoint" not in SERVICES[name]
+    assert SERVICES[name]["environment"].keys() == SERVICES["archiver"]["environment"].keys()
 
 
 def test_every_variable_of_the_store_is_one_that_the_package_reads() -> None:
@@ -213,7 +248,7 @@ def test_the_example_of_an_environment_has_every_variable_with_its_default() -> 
 
 def test_the_trial_password_is_said_to_be_one() -> None:
     assert set(re.findall(r"PASSWORD:-([^}]*)\}", ALL_TEXTS)) == {"insecure-trial-password"}
-    assert "WITHOUT A .env ALL PASSWORDS ARE `insecure-trial-password`" in COMPOSE_TEXT
+    assert "WITHOUT PASSWORDS IN .env THEY ALL ARE `insecure-trial-password`" in COMPOSE_TEXT
     assert "\n.env\n" in (ROOT / ".gitignore").read_text()
 
 
@@ -253,7 +288,7 @@ def test_an_override_puts_several_servers_in_the_place_of_one(name: str) -> None
 def test_services_of_an_override_are_guarded_as_the_others(name: str) -> None:
     guarded = SERVICES["valkey"]
     for each, service in added(name).items():
-        for law in ("read_only", "cap_drop", "security_opt", "image", "user", "tmpfs"):
+        for law in ("read_only", "cap_drop", "security_opt", "logging", "image", "user", "tmpfs"):
             assert service[law] == guarded[law], f"{each}: {law}"
         assert {"cpus", "memory", "pids"} == service["deploy"]["resources"]["limits"].keys()
         assert [*service["networks"]] == ["fleet"]
@@ -273,9 +308,9 @@ def test_services_of_an_override_are_guarded_as_the_others(name: str) -> None:
 
 
 @by_override
-def test_workers_of_an_override_wait_for_its_servers_and_are_given_their_url(name: str) -> None:
+def test_commands_of_an_override_wait_for_its_servers_and_are_given_their_url(name: str) -> None:
     ends = {"cluster": {"cluster"}, "sentinel": added("sentinel").keys()}[name]
-    for ours in ("migrate", "worker", "archiver"):
+    for ours in [each for each in SERVICES if "DISTRIBUTED_STATE_URL" in SERVICES[each].get("environment", ())]:
         service = OVERRIDES[name]["services"][ours]
         assert service.keys() == {"environment", "depends_on"}
         assert service["depends_on"].keys() == ends
@@ -346,7 +381,8 @@ def test_every_requirement_is_pinned_by_hash_and_no_index_is_named(name: str) ->
 def test_the_requirements_satisfy_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    shipped = [extra for extra in ("postgres", "serve", "mcp", "telemetry", "encryption") if extra in extras]
+    # `remote`: the probe is a client of the workers
+    shipped = ("postgres", "serve", "mcp", "telemetry", "encryption", "remote")
     wanted = project["dependencies"] + [each for extra in shipped for each in extras[extra]]
     pinned = requirements("requirements.txt")
     for each in map(Requirement, wanted):
@@ -526,7 +562,13 @@ def test_an_upgrade_leaves_as_many_workers_as_there_were() -> None:
     (container,) = worker["template"]["spec"]["containers"]
     assert container["readinessProbe"]["httpGet"]["path"].startswith("/readyz")
     assert int(container["lifecycle"]["preStop"]["exec"]["command"][1]) >= 2
-    assert by_kind["HorizontalPodAutoscaler", "distributed-state-worker"]["minReplicas"] > 1
+    least = by_kind["HorizontalPodAutoscaler", "distributed-state-worker"]["minReplicas"]
+    assert least > 1
+    base = yaml.safe_load((BASE / "kustomization.yaml").read_text())["configMapGenerator"][0]["literals"]
+    assert f"DISTRIBUTED_STATE_EXPECTED_WORKERS={least}" in base, "fewer are reported"
+    own = yaml.safe_load((DEPLOY / "k8s/overlays/production/kustomization.yaml").read_text())
+    (said,) = re.findall(r"minReplicas, value: (\d+)", str(own["patches"]))
+    assert f"DISTRIBUTED_STATE_EXPECTED_WORKERS={said}" in own["configMapGenerator"][0]["literals"]
     for name in ("distributed-state-worker", "distributed-state-archiver"):
         assert by_kind["PodDisruptionBudget", name]["maxUnavailable"] == 1
 
@@ -539,8 +581,12 @@ def test_the_commands_of_an_upgrade_name_what_there_is() -> None:
     assert len(named) == 4
     assert {each.replace(" ", "/") for each in named} <= things
     composed = re.findall(r"docker compose (build|run|up)\b([^\n#&]*)", commands)
-    assert [words.split()[-1:] for _, words in composed] == [[], ["migrate"], ["worker"], ["archiver"]]
+    assert [words.split()[-1:] for _, words in composed] == [[], ["migrate"], ["archiver"]]
     assert {"migrate", "worker", "archiver"} <= SERVICES.keys()
+    assert re.search(r"\bmigrate &&\s+deploy/roll\.py &&[^\n]*\n\s+docker compose up", commands), (
+        "each only after the one before"
+    )
+    assert os.access(DEPLOY / "roll.py", os.X_OK)
     first, last = re.findall(r"(\d+)-(\d+)\}", SERVICES["worker"]["ports"][0])[0]
-    assert f"the ports allow for {int(last) - int(first) + 1} in all" in commands
-    assert f"{SERVICES['worker']['stop_grace_period'].removesuffix('s')} s to drain" in commands
+    assert f"{int(last) - int(first) + 1} ports" in upgrading
+    assert f"{SERVICES['worker']['stop_grace_period'].removesuffix('s')} s to drain" in upgrading

@@ -131,7 +131,7 @@ def granted() -> list[str]:
 def test_its_rights_are_the_commands_of_the_code() -> None:
     """Of the scripts, and of those that are sent by name; redis-py names itself to the server by CLIENT SETINFO."""
     package = ROOT / "distributed_state"
-    words = {"count", "withscores", "maxlen", "minid", "limit"}  # which are said after a command
+    words = {"count", "withscores", "maxlen", "minid", "limit", "keepttl"}  # which are said after a command
     sent = {
         name.lower()
         for module in package.rglob("*.py")
