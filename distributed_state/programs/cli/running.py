@@ -1,8 +1,8 @@
 """Commands that run until they are ended, or for a while. Law: Ctrl-C ends them cleanly.
 
 `serve` serves a store over HTTP to its callers, `inspect` to a browser on this machine only; other users of the machine
-get nothing from it. The libraries of HTTP are imported only for these commands. A demo uses real servers, verifies
-itself, and leaves nothing running.
+get nothing from it. The libraries of HTTP are imported only for these commands. A demo uses real servers, and
+leaves nothing running.
 
 Design: section 28.
 """
@@ -27,7 +27,6 @@ import distributed_state
 from distributed_state.errors import ConfigurationError, InvalidValue, StateError
 from distributed_state.programs.cli.shell import (
     app,
-    ending_in_the_log,
     err,
     group,
     named,
@@ -37,6 +36,7 @@ from distributed_state.programs.cli.shell import (
     require_existing,
     stop_on_signals,
 )
+from distributed_state.programs.logs import report
 
 
 @app.command()
@@ -53,18 +53,18 @@ def archiver(
     Example: [cyan]distributed-state --url redis://host --archive postgresql+psycopg://host/agents archiver[/]
     """
     stopping = stop_on_signals()
-    with ending_in_the_log(), open_store(context, archiver=True, beat=None) as store, ExitStack() as stack:
+    with open_store(context, archiver=True, beat=None) as store, ExitStack() as stack:
         if metrics_port is not None:
             stack.enter_context(distributed_state.metrics.serve(store, metrics_port))
         store.announce(role="archiver")
-        typer.echo("archiving")
+        report("archiving")
         said = 0.0
         while not stopping():
             if time.monotonic() - said >= every:
                 said = time.monotonic()
-                typer.echo(_progress(store))
+                report(_progress(store))
             time.sleep(0.1)
-    typer.echo("stopped")
+    report("stopped")
 
 
 @app.command()
@@ -208,13 +208,31 @@ def _progress(store: distributed_state.StateStore) -> str:
     return f"{archived} commit{'s' * (archived != 1)} archived by this process, {stats['unarchived']} unarchived"
 
 
-_HELP_OF_DEMO = "Demonstrations in this terminal, with real servers and processes; each verifies its results."
-demo = group("demo", _HELP_OF_DEMO)
+demo = group("demo", "Demonstrations, with real servers and processes.")
 
 
-@demo.callback()
-def _demos() -> None:
-    """Make `lifecycle` a subcommand, though it is the only one."""
+@demo.command()
+def chat(
+    context: typer.Context,
+    port: Annotated[int, typer.Option(help="Port of the page; 0 is any that is free.", min=0, max=65535)] = 0,
+    url: Annotated[str | None, typer.Option(help="Redis or Valkey to use; by default one is started.")] = None,
+    pause: Annotated[float, typer.Option(min=0, help="Seconds between two words of an answer.")] = 0.12,
+) -> None:
+    r"""Serve a page to chat with agents on two workers: reload it, stop an answer, kill a worker. Runs until Ctrl-C.
+
+    Each worker is a process with the HTTP service and an agent, which answers with a scripted model. The page follows
+    an answer at either worker. If the worker that speaks is killed, the other one answers. Open the printed link: it
+    has the key of this run. Needs `pip install 'distributed-state\[serve]'`.
+
+    Example: [cyan]distributed-state demo chat[/]
+    """
+    try:
+        from distributed_state.programs.demo import chat as demos
+    except ImportError as error:
+        raise ConfigurationError(
+            f"the chat needs {error.name}: run `pip install 'distributed-state[serve]'`"
+        ) from error
+    demos.chat(url or context.obj["url"], port, pause, typer.echo)
 
 
 @demo.command()
@@ -440,7 +458,7 @@ def serve(
         store.announce(role="service")
         return store
 
-    ending_in_the_log()(service.serve)(
+    service.serve(
         opened,
         host=host,
         port=port,
@@ -453,7 +471,7 @@ def serve(
         origins=tuple(cors_origin or ()),
         more=_mcp() if mcp else (),
         mounts={"/inspect": _inspector()} if inspect else {},
-        report=lambda line: typer.echo(line),
+        report=report,
     )
 
 
