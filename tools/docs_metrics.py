@@ -1,4 +1,4 @@
-"""The page about metrics and alerts. Law: metrics are read from code, alerts from their rules and manual."""
+"""The page about metrics and alerts. Law: metrics are read from code, alerts from their rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import yaml
 from docs_tables import code, table
+from prometheus_client import CollectorRegistry
 
+from distributed_state.programs.cli.probe import Noted
 from distributed_state.programs.service.app import Service
 from distributed_state.store.metrics import BY_PARTITION, FIGURES, HISTOGRAMS, PREFIX
 
@@ -21,19 +23,21 @@ def metric_page() -> str:
     """Every metric and every alert."""
     parts = [
         "# Metrics and alerts",
-        "Prometheus metrics need the extra `telemetry`. A scrape does not call Redis or SQL: it shows values that the "
-        "process already has.",
+        "Prometheus metrics need the extra `telemetry`. The collector does not call Redis or SQL: it shows values that "
+        "the process already has. A worker also probes its servers to show whether it is ready.",
         "::: distributed_state.store.metrics.collector",
         "::: distributed_state.store.metrics.serve",
         "## Metrics",
         table(("metric", "kind", "labels", "what it is"), map(_shown, store_metrics())),
         "## Metrics of requests",
         "A worker (`distributed-state serve`) adds these.",
-        table(("metric", "kind", "labels", "what it is"), map(_shown, request_metrics())),
+        table(("metric", "kind", "labels", "what it is"), map(_shown, _manual_rows(Service().measures.registry))),
+        "## Metrics of the probe",
+        "`distributed-state probe --every 10s --metrics-port 9464` has these.",
+        table(("metric", "kind", "labels", "what it is"), map(_shown, _manual_rows(Noted(1.0).registry))),
         "## Alerts",
         "These are the rules in `deploy/observe/rules.yml`, which Prometheus can load unchanged.",
     ]
-    remedies = what_to_do()
     for rule in rules():
         name = str(rule["alert"])
         how_long = f" for {rule['for']}" if "for" in rule else ""
@@ -41,7 +45,7 @@ def metric_page() -> str:
             f"### {name} {{ #{name} }}",
             f"**{rule['labels']['severity'].capitalize()}.** {_plain(rule['annotations']['summary'])}.",
             f"```text\n{str(rule['expr']).strip()}{how_long}\n```",
-            f"**What to do:** {remedies[name]}.",
+            f"[Runbook](../running/alerts.md#{name.lower()})",
         ]
     return "\n\n".join(parts)
 
@@ -60,10 +64,16 @@ def store_metrics() -> Iterator[Row]:
         yield PREFIX + name, "histogram", ", ".join(labels), text
 
 
-def request_metrics() -> Iterator[Row]:
-    """Those of a worker's requests; their labels as the manual has them, since without requests there are none."""
+def other_metrics() -> Iterator[Row]:
+    """Those of a worker's requests, and of the probe."""
+    yield from _manual_rows(Service().measures.registry)
+    yield from _manual_rows(Noted(1.0).registry)
+
+
+def _manual_rows(registry: CollectorRegistry) -> Iterator[Row]:
+    """The metrics of a registry; their labels as the manual has them, since without requests there are none."""
     labels = dict(re.findall(r"^\| `(\w+)` \| \w+ \| ([\w, ]*) \|", _manual(), re.MULTILINE))
-    for family in Service().measures.registry.collect():
+    for family in registry.collect():
         name = family.name + ("_total" if family.type == "counter" else "")
         yield name, family.type, labels.get(name, "").strip(), family.documentation
 
@@ -72,12 +82,6 @@ def rules() -> list[dict[str, Any]]:
     """The alerts as Prometheus reads them."""
     loaded = yaml.safe_load((OBSERVE / "rules.yml").read_text())
     return [rule for group in loaded["groups"] for rule in group["rules"] if "alert" in rule]
-
-
-def what_to_do() -> dict[str, str]:
-    """Of each alert, by its name, what the manual says."""
-    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| (.+?) \|$", _manual(), re.MULTILINE)
-    return {name: text[:1].upper() + text[1:] for names, text in rows for name in re.findall(r"`(\w+)`", names)}
 
 
 def _manual() -> str:

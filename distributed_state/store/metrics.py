@@ -170,6 +170,13 @@ FIGURES = (
         "lock_timeouts", "counter", "Locks that were not acquired within the time to wait",
         lambda t: t.leases.timeouts,
     ),
+    Figure("turns_stopped", "counter", "Turns of this replica that were asked to stop", lambda t: t.leases.stopped),
+    Figure("chunks_streamed", "counter", "Chunks that turns streamed", lambda t: t.leases.outputs.streamed),
+    Figure(
+        "chunks_dropped", "counter", "Streamed chunks that Redis could not store: it was full, or did not answer",
+        lambda t: t.leases.outputs.dropped,
+    ),
+    Figure("output_followers", "gauge", "Followers of turns in this replica", lambda t: len(t.followers)),
     Figure(
         "link_up", "gauge", "Whether the subscription to Redis works: 1 or 0; absent until it is needed", _link_up,
     ),
@@ -318,6 +325,15 @@ FIGURES = (
         _of_redis(lambda seen: float(seen.failed_starts)),
     ),
     Figure(
+        "expected_workers", "gauge", "Workers that should be ready, by the setting expected_workers; absent without it",
+        lambda t: t.settings.expected_workers or None,
+    ),
+    Figure(
+        "maintenance_seconds", "gauge",
+        "Seconds until the end of the announced maintenance, 0 without one; absent until the time of Redis is known",
+        lambda t: t.maintenance.seconds,
+    ),
+    Figure(
         "replicas_lost", "counter", "Replicas without a heartbeat that this replica reported as lost",
         lambda t: t.heartbeat.lost,
     ),
@@ -421,6 +437,13 @@ def serve(store: StateStore | AsyncStateStore, port: int, host: str = "0.0.0.0")
     registry = CollectorRegistry()
     process(registry)
     registry.register(collector(store))
+    with serve_registry(registry, port, host) as served:
+        yield served
+
+
+@contextmanager
+def serve_registry(registry: CollectorRegistry, port: int, host: str = "0.0.0.0") -> Iterator[int]:
+    """Serve GET /metrics of this registry inside `with`; returns the port."""
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:

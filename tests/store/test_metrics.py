@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -34,6 +35,7 @@ from distributed_state import (
     LockTimeout,
     StateError,
     StateStore,
+    Stopped,
 )
 from distributed_state.programs.servers import free_port
 from distributed_state.store import watch
@@ -331,6 +333,50 @@ async def test_a_redis_full_of_what_cannot_be_evicted_is_told_from_one_full_of_w
         await until(full)
 
 
+async def test_what_turns_stream_is_counted_and_so_are_their_followers_and_stops(store: Any) -> None:
+    scrape, session = Scrape(store), store.session("s")
+    async with session.output(wait=5) as output:
+        with pytest.raises(Stopped):
+            async with session.turn(request_id="r") as turn:
+                await turn.stream("a")
+                await turn.stream("b")
+                await turn.flush()
+                assert await output.next(5) is not None
+                assert scrape("output_followers") == 1
+                assert (await session.stop("r", wait=0)).state == "stopping"
+                await until(lambda: turn.stopping)
+    assert scrape("output_followers") == 0
+    assert scrape("chunks_streamed_total") == 2
+    assert scrape("chunks_dropped_total") == 0
+    assert scrape("turns_stopped_total") == 1
+
+
+@pytest.mark.replicas
+async def test_chunks_that_a_full_redis_could_not_store_are_counted_and_doctor_names_them(opener: Any) -> None:
+    with own_server(opener) as server:
+        opener.url = server.url
+        store = await opener(durability="memory", retry_for=0.5)
+        scrape, session = Scrape(store), store.session("s")
+        async with session.turn(request_id="r") as turn:
+            with redis_of(store) as client:
+                client.config_set("maxmemory-policy", "noeviction")  # else it might evict the lock
+                client.config_set("maxmemory", 1)
+                await turn.stream("a")
+                await turn.stream("b")
+                await turn.flush()
+                client.config_set("maxmemory", 0)
+            await turn.stream("c")
+        assert scrape("chunks_dropped_total") == 2
+        assert scrape("refused_writes_total", "full") == 1
+
+        async def named() -> bool:
+            return "2 so far" in {each.name: each.found for each in await store.admin.doctor()}.get("output", "")
+
+        await until(named)
+        shown = [type(part).__name__ async for part in session.output("r", wait=5)]
+        assert shown == ["Truncated", "Chunk", "Ended"]
+
+
 @pytest.mark.replicas
 async def test_a_journal_is_told_of_by_whoever_archives_it(opener: Any) -> None:
     """So that the sum over all replicas is the fleet's."""
@@ -500,7 +546,7 @@ def test_the_archiver_serves_its_metrics(servers: Any, tmp_path: Any, namespace:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=os.environ | urls) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "archiving\n"
+        assert json.loads(process.stdout.readline())["message"] == "archiving"
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             assert "distributed_state_archived_partitions" in answer.read().decode()
         process.terminate()
