@@ -23,6 +23,7 @@ UNREADABLE = (
     "cannot be read: the port is a number from 1 to 65535, and in a user name or a password @ is written %40, : %3A, "
     "/ %2F, ? %3F and # %23"
 )
+MOST_INPUTS = 1000  # that may wait in one session
 LEVELS = r"memory|replicated(:[1-9]\d{0,2})?|fsynced|archived"
 
 
@@ -58,6 +59,15 @@ class Settings(BaseSettings):
     max_record_bytes: int = Field(32 * 2**20, ge=1, description="of all fields of a record")
     max_message_bytes: int = Field(8 * 2**20, ge=1, description="of one message as JSON")
     remembered_requests: int = Field(32, ge=1, description="request ids of turns whose outcome a record remembers")
+    stream_interval: float = Field(
+        0.05, ge=0, le=10, description="chunks of a running turn are collected so long before they are sent; 0: at once"
+    )
+    output_bytes: int = Field(
+        2**20, ge=65_536, le=64 * 2**20, description="of a session's streamed output kept in Redis, the newest"
+    )
+    output_ttl: float = Field(600.0, ge=1, description="and for how long after its last chunk")
+    inbox_limit: int = Field(64, ge=1, le=MOST_INPUTS, description="inputs of a session that wait for a turn")
+    inbox_bytes: int = Field(256 * 1024, ge=1024, description="and their size; more are refused")
     publish_bytes: int = Field(4096, ge=0, description="changes up to this size travel to other replicas' hot tier")
     journal_entries: int = Field(100_000, ge=1, description="per partition; more unarchived commits are refused")
     journal_bytes: int = Field(64 * 2**20, ge=1, description="per partition; more unarchived bytes are refused")
@@ -79,6 +89,9 @@ class Settings(BaseSettings):
         2.0, ge=0, le=3600,
         description="pause between two heartbeats, longer from 50 replicas on; lost after three; 0: none",
     )  # fmt: skip
+    expected_workers: int = Field(
+        0, ge=0, description="processes of `serve` that should run; doctor and an alert report fewer; 0: any number"
+    )
     archiver: bool = Field(True, description="archive, and end sessions, in the background of this process")
     archive_every: float = Field(0.2, gt=0, description="pause between two passes that leave nothing behind")
     archive_batch: int = Field(4000, ge=1, description="journal entries of a partition in one SQL transaction")

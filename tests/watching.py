@@ -31,6 +31,7 @@ from distributed_state.programs.servers import free_port
 RULES = ROOT / "deploy" / "observe" / "rules.yml"
 COMMAND = [sys.executable, "-m", "distributed_state"]
 SECONDS = 15.0
+LINE = frozenset(("time", "level", "logger", "message"))
 
 
 @dataclass
@@ -44,6 +45,7 @@ class Fleet:
     ops: dict[str, list[int]] = field(default_factory=lambda: {"worker": [], "archiver": []})
     ports: list[int] = field(default_factory=list)
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    token: str = ""  # with which turns and pages are asked for; without one, workers serve everybody
     prometheus: str = ""
 
     @property
@@ -56,11 +58,11 @@ class Fleet:
         )
 
     def start(self, name: str, *words: str, **settings: str) -> subprocess.Popen[bytes]:
-        """A process of the command line; what it logs is in `name`.log."""
+        """A process of the command line; what it writes is in `name`.log."""
         environment = self.environment | {f"DISTRIBUTED_STATE_{key}": value for key, value in settings.items()}
         with (self.folder / f"{name}.log").open("ab") as log:
             started = subprocess.Popen(
-                [*COMMAND, *words], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, env=environment
+                [*COMMAND, *words], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
             )
         self.processes[name] = started
         return started
@@ -68,11 +70,16 @@ class Fleet:
     def worker(self, name: str = "worker", *, archives: bool = True) -> None:
         """One that serves, and is ready."""
         port, ops = free_port(), free_port()
-        words = ("serve", "--insecure", "--port", str(port), "--ops-port", str(ops))
+        access = "--tokens" if self.token else "--insecure"
+        words = ("serve", access, "--port", str(port), "--ops-port", str(ops))
         self.start(name, *words, ARCHIVER=str(archives).lower())
         self.ports.append(port)
         self.ops["worker"].append(ops)
         within(60, lambda: status(f"http://127.0.0.1:{ops}/readyz") == 200, self.text(name))
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def unready(self, name: str, **settings: str) -> int:
         """Another worker, with these settings; its port. It is waited for until it listens, or has ended."""
@@ -139,11 +146,15 @@ class Fleet:
 
     def page(self, port: int | None = None) -> list[str]:
         """What the inspector's page of the fleet marks as wrong, as who looks at it reads it."""
-        with suppress(httpx.HTTPError):  # it ended
-            shown = httpx.get(f"http://127.0.0.1:{port or self.ports[0]}/inspect/fleet", timeout=15)
-            marked = re.findall(r'<(tr|p) class="problem"[^>]*>(.*?)</\1>', shown.text, re.DOTALL)
-            return [html.unescape(" ".join(re.sub("<[^>]*>", " ", text).split())) for _, text in marked]
-        return []
+        marked = re.findall(r'<(tr|p) class="problem"[^>]*>(.*?)</\1>', self.whole_page(port), re.DOTALL)
+        return [html.unescape(" ".join(re.sub("<[^>]*>", " ", text).split())) for _, text in marked]
+
+    def whole_page(self, port: int | None = None) -> str:
+        """That page, "" if the worker has ended."""
+        with suppress(httpx.HTTPError):
+            url = f"http://127.0.0.1:{port or self.ports[0]}/inspect/fleet"
+            return httpx.get(url, timeout=15, headers=self.headers).text
+        return ""
 
     def text(self, name: str) -> Any:
         return lambda: (self.folder / f"{name}.log").read_text()
@@ -154,17 +165,16 @@ class Fleet:
         lines = [json.loads(line) for line in whole[: whole.rfind("\n") + 1].splitlines()]
         return [each for each in lines[after:] if each["level"] in ("WARNING", "ERROR", "CRITICAL")]
 
-    def malformed(self, name: str, after: int = 0) -> list[str]:
+    def malformed(self, name: str, after: int = 0, *, fields: frozenset[str] = LINE | {"replica"}) -> list[str]:
         """The lines of a log from this one on that do not say when, how bad, from where and whose, and all noise."""
         whole = (self.folder / f"{name}.log").read_text()
         lines = whole[: whole.rfind("\n") + 1].splitlines()[after:]
-        said = {"time", "level", "logger", "message"}
         # Errors that nobody took, as asyncio, threads and the interpreter tell of them
         noise = re.compile("never retrieved|never awaited|Exception in thread|Exception ignored|unclosed")
         return [
             line
             for line in lines
-            if noise.search(line) or not line.startswith("{") or not (said | {"replica"}) <= json.loads(line).keys()
+            if noise.search(line) or not line.startswith("{") or not fields <= json.loads(line).keys()
         ]
 
     def doctor(self, settings: dict[str, str] | None = None) -> tuple[int, list[str]]:
@@ -177,6 +187,18 @@ class Fleet:
         said = [f"{each['name']}: {each['found']}" for each in found if not each["ok"]]
         return done.returncode, said or done.stderr.splitlines()
 
+    def finding(self, name: str) -> list[str]:
+        """The doctor's line of this name, with whether it is well; none if there is none."""
+        done = subprocess.run([*COMMAND, "doctor", "--json"], capture_output=True, env=self.environment, check=False)
+        found = [each for each in map(json.loads, done.stdout.splitlines()) if each["name"] == name]
+        return [f"{'well' if each['ok'] else 'bad'}: {each['found']}" for each in found]
+
+    def make_token(self) -> None:
+        """Have a token made, with which everything is asked for from now on."""
+        words = [*COMMAND, "token", "create", "--all-tenants", "--rights", "read,write,delete,events,admin"]
+        done = subprocess.run(words, capture_output=True, text=True, env=self.environment, check=True)
+        self.token = done.stdout.strip()
+
     def close(self) -> None:
         """End what was started, each by itself."""
         for each in self.processes.values():
@@ -186,9 +208,9 @@ class Fleet:
                 each.wait()
 
 
-def status(url: str) -> int:
+def status(url: str, headers: dict[str, str] | None = None) -> int:
     with suppress(httpx.HTTPError):
-        return httpx.get(url, timeout=3).status_code
+        return httpx.get(url, timeout=3, headers=headers).status_code
     return 0
 
 
@@ -221,7 +243,7 @@ def turns(fleet: Fleet) -> Iterator[Counter[int]]:
 
     def send() -> None:
         number = 0
-        with httpx.Client(timeout=2) as client:
+        with httpx.Client(timeout=2, headers=fleet.headers) as client:
             while not over.wait(0.1):
                 number += 1
                 answered[ask(number, client)] += 1
@@ -245,12 +267,12 @@ class Named:
 
 def named(
     fleet: Fleet, wanted: dict[str, str], began: float, past: int, *, log: str = "worker", page: int | None = None,
-    settings: dict[str, str] | None = None,
+    settings: dict[str, str] | None = None, ways: dict[str, Any] | None = None,
 ) -> dict[str, Named]:  # fmt: skip
     """How long each instrument takes until it says what it is wanted to say, by instrument.
 
     That is a regular expression, for `metric` one of Prometheus. Whose log and page, and a doctor with which settings,
-    may be said.
+    may be said, and other `ways` to ask an instrument for its lines.
     """
     found: dict[str, Named] = {}
     seen: dict[str, list[str]] = {}
@@ -276,10 +298,14 @@ def named(
         "log": lambda: [each["message"] for each in fleet.logged(log, past)],
         "metric": lambda: fleet.holds(wanted["metric"]),
         "alert": lambda: sorted(fleet.alerts()),
-    }
-    threads = [threading.Thread(target=asked, args=each) for each in instruments.items()]
+    } | (ways or {})
+    threads = [threading.Thread(target=asked, args=(each, instruments[each])) for each in wanted]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    return {name: found.get(name, Named(None, " | ".join(seen.get(name, []))[-600:])) for name in instruments}
+    return {
+        name: found.get(name, Named(None, " | ".join(seen.get(name, []))[-600:]))
+        for name in instruments
+        if name in wanted
+    }

@@ -25,6 +25,7 @@ from distributed_state.cold.store import MINTED, NEWEST, NONE_MINTED, ColdStore
 from distributed_state.errors import ConfigurationError, CorruptState, NotFound, StateError, WarmUnavailable
 from distributed_state.port import Port
 from distributed_state.port.blocking import finish
+from distributed_state.port.commands import of_its_disk
 from distributed_state.port.connections import Connections
 from distributed_state.port.shared import SharedPort
 from distributed_state.results import Finding, Replica
@@ -182,7 +183,6 @@ def _server(info: Info, level: Level) -> list[Finding]:
     policy = info.get("maxmemory_policy", "noeviction")
     limit = int(info.get("maxmemory", 0))
     role = info.get("role", "master")
-    persistent = info.get("aof_enabled") == "1"
     clients = int(info.get("maxclients", 0))
     return [
         Finding("version", numbers >= _FLOOR, version, "use Redis 7.0 or Valkey 7.2, or newer", fatal=True),
@@ -196,13 +196,26 @@ def _server(info: Info, level: Level) -> list[Finding]:
             "with maxmemory set, volatile-lru lets archived records make room",
         ),
         Finding("role", role == "master", role, "a read-only replica: give the address of its primary", fatal=True),
-        Finding(
-            "persistence", persistent or level is ARCHIVED, "AOF" if persistent else "no AOF",
-            "without appendonly yes, commits that are not archived yet are lost when Redis restarts",
-        ),
+        _persistence(info, level),
         _memory(info),
         *([_connections("connections", int(info.get("connected_clients", 0)), clients)] if clients else []),
     ]  # fmt: skip
+
+
+_DISK = "make room on the disk of Redis, or enlarge it; writes continue by themselves then. Its log names other causes"
+
+
+def _persistence(info: Info, level: Level) -> Finding:
+    """Whether Redis has an append-only file, and can write its files."""
+    files = {"aof_last_write_status": "append-only file", "rdb_last_bgsave_status": "RDB file"}
+    failing = [file for name, file in files.items() if info.get(name) == "err"]
+    if failing:
+        return Finding("persistence", False, f"Redis cannot write its {' and its '.join(failing)}", _DISK)
+    if info.get("loading") == "1":  # until it has loaded its append-only file, it reports that it has none
+        return Finding("persistence", True, "Redis is loading its files")
+    persistent = info.get("aof_enabled") == "1"
+    advice = "without appendonly yes, commits that are not archived yet are lost when Redis restarts"
+    return Finding("persistence", persistent or level is ARCHIVED, "AOF" if persistent else "no AOF", advice)
 
 
 _FULL = (
@@ -259,9 +272,12 @@ async def examine(tiers: Tiers, *, embedded: bool) -> list[Finding]:
         replicas, unknown = await present(tiers)  # only once: an unanswered attempt takes `retry_for`
         findings += unknown or (here(tiers) if embedded else await fleet(tiers, replicas))
         found = await diverged_partitions(tiers, replicas)
+        await tiers.maintenance.refresh()
     except StateError as error:
         findings.append(away(error))
         found = dict(tiers.archiver.diverged)
+    announced = tiers.maintenance.current
+    findings += [Finding("maintenance", True, str(announced))] if announced else []
     return findings + _diverged(found) + await _archive(tiers) + await _index(tiers)
 
 
@@ -287,7 +303,7 @@ async def _warm(tiers: Tiers, *, embedded: bool) -> list[Finding]:
 
 def away(error: StateError) -> Finding:
     """The finding that Redis is unavailable, with the reason."""
-    return Finding("server", False, str(error), "start it, or let a replica take over")
+    return Finding("server", False, str(error), _DISK if of_its_disk(error) else "start it, or let a replica take over")
 
 
 def _diverged(found: Mapping[int, str]) -> list[Finding]:
@@ -413,8 +429,18 @@ async def present(tiers: Tiers) -> tuple[list[Replica], list[Finding]]:
 
 
 async def fleet(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
-    """The archiving replicas, whether one fails or could not start, and whether all run the same release."""
-    return [*_archivers(tiers, replicas), *await _unstarted(tiers), *_reported(tiers, replicas), _versions(replicas)]
+    """The workers, the archiving replicas, those that fail or could not start, and whether all run one release."""
+    findings = [*_workers(tiers.settings.expected_workers, replicas), *_archivers(tiers, replicas)]
+    return [*findings, *await _unstarted(tiers), *_reported(tiers, replicas), _versions(replicas)]
+
+
+def _workers(expected: int, replicas: list[Replica]) -> list[Finding]:
+    """Whether as many services run as expected; nothing if any number is right."""
+    if not expected:
+        return []
+    running = sum(each.role.split(" + ")[0] == "service" for each in replicas)
+    advice = "start the others, or set expected_workers to the number that should run; `replicas` lists those that do"
+    return [Finding("workers", running >= expected, f"{running} of {expected} expected workers run", advice)]
 
 
 async def _unstarted(tiers: Tiers) -> list[Finding]:
@@ -459,23 +485,27 @@ def _reported(tiers: Tiers, replicas: list[Replica]) -> list[Finding]:
     if ago <= _REFUSED:
         text = f"writes are refused because Redis is full, the last {max(0.0, ago):.0f} s ago"
         findings.append(Finding("full", False, text, _FULL))
-    if found := _restarts(tiers, replicas, "complete"):
-        text = f"Redis was restarted or promoted, and nothing is missing: {found}"
+    if found := _lately(tiers, replicas, "output_dropped"):
+        text = f"chunks that turns streamed were dropped, {found}: their followers are shown that some are missing"
+        findings.append(Finding("output", False, text, "Redis is full, or did not answer for long: see its findings"))
+    if found := _lately(tiers, replicas, "complete"):
+        text = f"Redis was restarted or promoted, and nothing is missing: partitions were started again, {found}"
         findings.append(Finding("restarted redis", True, text))
-    if found := _restarts(tiers, replicas, "restarted"):
+    if found := _lately(tiers, replicas, "restarted"):
         advice = (
             "see the log of Redis: was it emptied, restarted without its file, or replaced? SQL has all archived "
             "commits; the log of the replica that started the partition again counts those that are missing"
         )
-        findings.append(Finding("lost data", False, f"Redis lost data, or may have: {found}", advice))
+        text = f"Redis lost data, or may have: partitions were started again, {found}"
+        findings.append(Finding("lost data", False, text, advice))
     return findings
 
 
-def _restarts(tiers: Tiers, replicas: list[Replica], kind: str) -> str:
-    """How many partitions were started again, and when the last one; "" if that was long ago."""
+def _lately(tiers: Tiers, replicas: list[Replica], kind: str) -> str:
+    """How often that happened, and when last; "" if that was long ago."""
     ago = tiers.clock.now() - max((each.stats.get(f"{kind}_at", 0) for each in replicas), default=0)
     count = sum(each.stats.get(kind, 0) for each in replicas)
-    return f"partitions were started again, {count} so far, the last {ago:.0f} s ago" if ago <= _RECENT else ""
+    return f"{count} so far, the last {max(0.0, ago):.0f} s ago" if ago <= _RECENT else ""
 
 
 def _versions(replicas: list[Replica]) -> Finding:

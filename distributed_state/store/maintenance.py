@@ -418,11 +418,11 @@ class _Run:
             key = codec.MESSAGE
             own = record_codec
             if is_value(name):
-                key = codec.decode_key(name)
+                key = codec.place_of(name)
             elif name[:2] != b"#m" or not name[2:].isdigit():
                 continue
             if record_codec.stale(data, key):
-                if key == codec.MESSAGE:
+                if not is_value(name):
                     number = int(name[2:])
                     # A message is decrypted under the record that it was appended to. Messages that are not in Redis
                     # are in SQL.

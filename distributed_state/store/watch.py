@@ -134,6 +134,7 @@ class JournalWatch(Watch[Seen]):
         if self.seen is not None and self.age is not None:
             journals = carried_on(journals, self.seen.journals, self.age - (self._port.monotonic() - asked), mine)
         self._filling.note(journals.places)
+        await tiers.maintenance.refresh()
         return Seen(journals, self._filling.seconds_left(), await self._failed_starts(), *await _shares(tiers))
 
     async def _failed_starts(self) -> int:

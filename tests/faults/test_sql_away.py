@@ -26,6 +26,7 @@ from distributed_state.programs.cli import shell
 from distributed_state.programs.servers import PostgresServer, postgres_server
 from distributed_state.programs.service import Access, authentication, callers_policy
 from distributed_state.values import access_tokens
+from distributed_state.values.access_tokens import RIGHTS
 
 postgres = pytest.mark.only(warm="single", cold="postgres")
 sqlite = pytest.mark.only(warm="single", cold="sqlite")
@@ -381,28 +382,40 @@ async def test_while_sql_is_away_known_tokens_go_on_until_they_are_revoked(
     monkeypatch.setattr(authentication, "Ages", partial(authentication.Ages, fresh=0.05, revoked=0.1, wait=0.2))
     with own_database(opener) as server:
         served = Served(await opener(access=callers_policy(), sql_timeout=2), Access(tokens=True))
-        tokens = [await served.token("acme:", "read", "write", seconds=None) for _ in range(2)]
-        for at in range(2):
+        tokens = [await served.token("acme:", *RIGHTS, seconds=None) for _ in range(3)]
+        root = await served.token("", *RIGHTS, seconds=None)
+        assert (await served.ask("GET", "/v1/caller", root)).status_code == 200
+        for at in range(3):
             await served.store.session(f"acme:{at}").set("n", 0)
 
         async def turn(at: int) -> int:
             path, turn = f"/v1/conversations/acme:{at}/turns", {"messages": [HI]}
             return (await served.ask("POST", path, tokens[at], json=turn)).status_code
 
-        assert [await turn(0), await turn(1)] == [200, 200]
+        async def revoke(at: int, by: str) -> str:
+            answer = await served.ask("DELETE", f"/v1/tokens/{access_tokens.id_of(tokens[at])}", by)
+            assert (answer.status_code, answer.json()["error"]) == (503, "Unavailable")
+            return str(answer.json()["detail"])
+
+        assert [await turn(at) for at in range(3)] == [200] * 3
         server.kill()
         await asyncio.sleep(0.2)  # older than `revoked`
-        assert [await turn(0), await turn(1)] == [200, 200], "of what is in Redis"
+        assert [await turn(at) for at in range(3)] == [200] * 3, "of what is in Redis"
         store = ("--url", opener.url, "--archive", server.url, "--namespace", opener.namespace)
         words = [*store, "token", "revoke", str(access_tokens.id_of(tokens[0]))]
         done = await asyncio.to_thread(CliRunner().invoke, shell.app, words)
-        assert (done.exit_code, "revoke it again then" in str(done.exception)) == (1, True)
+        assert (done.exit_code, "revoke it again then" in done.stderr) == (1, True)
 
-        async def refused() -> bool:
-            return await turn(0) == 401
+        async def refused(at: int) -> bool:
+            return await turn(at) == 401
 
-        await until(refused)
-        assert await turn(1) == 200
+        await until(lambda: refused(0))
+        assert "can revoke it now" in await revoke(2, tokens[1]), "SQL alone knows that it is of the same tenant"
+        assert await turn(2) == 200
+        assert "services refuse the token" in await revoke(2, root), "over HTTP, too"
+        await until(lambda: refused(2))
+        assert "services refuse the token" in await revoke(1, tokens[1]), "its own token"
+        await until(lambda: refused(1))
         server.start()
         await served.service.drain()
         await served.service.close()

@@ -27,13 +27,13 @@ from distributed_state.values.journal import JournalEntry, pack
 COMMANDS = [
     *("get", "history", "sessions", "doctor", "set", "delete", "erase", "forget", "audit", "replicas", "tail", "send"),
     *("export", "import", "archiver", "reencrypt", "migrate", "upcast", "replay", "reload-config", "opperator"),
-    *("leases", "end-lease"),
+    *("leases", "end-lease", "maintenance", "maintenance on", "maintenance off"),
     "serve",
     "branches",
     "repair",
     *("compact", "purge", "index", "search"),
     "fork",
-    "demo lifecycle",
+    *("demo chat", "demo lifecycle"),
     *(f"send {each}" for each in ("new-conversation", "switch", "delete", "activate", "directory", "event")),
 ]
 
@@ -379,7 +379,7 @@ def test_who_only_reads_makes_no_store(tmp_path: Path, run: Run) -> None:
 
 
 def test_the_store_is_examined_and_migrated(run: Run) -> None:
-    assert run("migrate").out == "the schema is up to date\n"
+    assert json.loads(run("migrate").out)["message"] == "the schema is up to date"
     done = run("doctor")
     assert done.code in (0, 1)
     assert done.code == int("bad" in done.out)
@@ -492,7 +492,7 @@ def test_the_archiver_runs_until_it_is_told_to_end(servers: object, archive: str
         start("--url", url, "--archive", archive, "--namespace", namespace, "archiver", "--every", "0.1") as process,
     ):
         assert process.stdout is not None
-        assert process.stdout.readline() == "archiving\n"
+        assert json.loads(process.stdout.readline())["message"] == "archiving"
         store.session("s").set("a", 1)
         deadline = time.monotonic() + 20
         while store.admin.stats()["unarchived"]:
@@ -501,8 +501,38 @@ def test_the_archiver_runs_until_it_is_told_to_end(servers: object, archive: str
         process.send_signal(number)
         out, err = process.communicate(timeout=20)
         assert process.returncode == 0, err
-        assert re.search(r"^(1 commit|(0|[2-9]|\d\d+) commits) archived by this process", out, re.MULTILINE)
-        assert out.endswith("stopped\n")
+        *said, last = [json.loads(line)["message"] for line in out.splitlines()]
+        progress = r"(1 commit|(0|[2-9]|\d\d+) commits) archived by this process"
+        assert any(re.match(progress, each) for each in said)
+        assert last == "stopped"
+
+
+NO_ARCHIVE = "postgresql+psycopg://nobody@127.0.0.1:1/none"
+NO_START: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
+    "a wrong archive": ({"ARCHIVE": NO_ARCHIVE}, ("serve", "archiver", "migrate", "purge", "token create")),
+    "no archive": ({"ARCHIVE": "postgresql//oops"}, ("serve", "archiver", "migrate", "purge", "token create")),
+    "a wrong setting": ({"WARM_TTL": "soon"}, ("serve", "archiver", "migrate", "purge", "token create")),
+    "a wrong level": ({"LOG_LEVEL": "loud"}, ("serve", "archiver", "migrate", "purge", "token create")),
+    "a wrong port": ({"SERVE_PORT": "http", "METRICS_PORT": "http"}, ("serve", "archiver")),
+}
+WORDS = {"serve": "--insecure --wait 0", "purge": "--yes", "token create": "--all-tenants"}
+
+
+@pytest.mark.parametrize("name", NO_START)
+def test_a_container_that_cannot_start_logs_one_line(name: str, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings, commands = NO_START[name]
+    for key, value in settings.items():
+        monkeypatch.setenv(f"DISTRIBUTED_STATE_{key}", value)
+    archive = [] if "ARCHIVE" not in settings else ["--archive", settings["ARCHIVE"]]
+    for command in commands:
+        done = run(*archive, *command.split(), *WORDS.get(command, "").split())
+        assert (done.code, done.out) == (2 if "LOG_LEVEL" in settings or "SERVE_PORT" in settings else 1, ""), command
+        (line,) = done.err.splitlines()
+        assert json.loads(line)["message"].startswith("ended: "), command
+    # The control: a command for people shows the same as text.
+    if "SERVE_PORT" not in settings:
+        done = run(*archive, "replicas")
+        assert (done.code > 0, done.err.startswith("{")) == (True, False)
 
 
 INTERRUPTED = """
@@ -866,11 +896,12 @@ def test_old_history_is_packed_and_purged(run: Run, archive: str) -> None:
     wrong = run("compact", "--older-than", "yesterday")
     assert (wrong.code, "30m, 12h or 7d" in wrong.err) == (1, True)
     done = run("purge", "--keep-messages", "3", "--yes")
-    assert done.out == "removed 0 changes, 0 messages and 0 events of 0 records; 5 messages are now hidden\n"
+    said = "removed 0 changes, 0 messages and 0 events of 0 records; 5 messages are now hidden"
+    assert json.loads(done.out)["message"] == said
     with StateStore.open(archive=archive) as store:
         store.session("s").set("n", 9)
     done = run("purge", "--keep-changes", "1", "--yes")
-    assert done.out.startswith("removed 9 changes, 5 messages and 0 events of 1 records")
+    assert json.loads(done.out)["message"].startswith("removed 9 changes, 5 messages and 0 events of 1 records")
     assert run("purge", "--yes").code == 1
     with StateStore.open(archive=archive) as store:
         assert [message.content for message in store.session("s").messages()] == ["5", "6", "7"]

@@ -184,7 +184,7 @@ def test_what_sql_alone_has_is_listed_while_redis_is_away(run: Run, place: dict[
         assert (code, shown in out) == (0, True), (words, out, err)
         assert "unarchived commits are not listed" in err
     code, out, err = run(*away, "migrate")
-    assert (code, out) == (0, "the schema is up to date\n")
+    assert (code, json.loads(out)["message"]) == (0, "the schema is up to date")
     for words in (["sessions", "--fresh"], ["get", "c1"], ["replicas"]):  # the controls: these need Redis
         code, _, err = run(*away, *words)
         assert (code, "127.0.0.1:1" in err) == (1, True), words
@@ -254,7 +254,7 @@ def test_histories_are_read_searched_and_made_small_while_redis_is_away(run: Run
         past = store.session("c1").history()
         assert [(each.version, each.set, [said.content for said in each.appended]) for each in past] == before
     code, out, err = run(*away, "purge", "--keep-changes", "5", "--yes")
-    assert (code, out.startswith("removed 2")) == (0, True), (out, err)
+    assert (code, "removed 2" in out) == (0, True), (out, err)
     with StateStore.open(**place) as store:
         assert store.session("c1").get("n") == 29
         assert len(store.session("c1").history()) < 10

@@ -243,6 +243,25 @@ async def test_a_replica_that_cannot_start_is_named_until_one_starts_there(opene
 
 
 @fleet
+async def test_fewer_workers_than_are_expected_are_counted(opener: Any) -> None:
+    store = await opener(beat=0.1, expected_workers=2)
+    assert "workers" not in await found(await opener(beat=0.1)), "without the setting any number is right"
+    told = (await found(store))["workers"]
+    assert (told.ok, told.found) == (False, "0 of 2 expected workers run"), "neither archivers nor programs are workers"
+    workers = [await opener(beat=0.1, archiver=archives) for archives in (True, False)]
+    for each in workers:
+        each.announce(role="service")
+
+    async def says(text: str) -> bool:
+        told = (await found(store))["workers"]
+        return told.found == text and told.ok is text.startswith("2")
+
+    await until(lambda: says("2 of 2 expected workers run"))
+    await workers[0].close()
+    await until(lambda: says("1 of 2 expected workers run"))
+
+
+@fleet
 async def test_replicas_of_two_releases_are_told(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await opener()
     assert (await found(store))["releases"].ok

@@ -7,11 +7,14 @@ A lease is named by its fencing token; ending it has no effect if the record's l
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
+import platform
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Annotated, Any
@@ -21,13 +24,14 @@ from rich.table import Table
 from rich.text import Text
 
 import distributed_state
-from distributed_state.errors import NotFound, Unavailable
+from distributed_state.errors import ConfigurationError, NotFound, Unavailable
 from distributed_state.programs.cli.shell import (
     Id,
     Scope,
     ago,
     app,
     err,
+    group,
     moment,
     open_existing,
     out,
@@ -35,6 +39,7 @@ from distributed_state.programs.cli.shell import (
     print_json_lines,
     printable,
     say_more,
+    span,
     stop_on_signals,
     when,
 )
@@ -322,3 +327,101 @@ def top(
                 out.print(watched.shown(watched.once(), rows=sys.maxsize))
     except KeyboardInterrupt:
         raise typer.Exit from None
+
+
+maintenance = group(
+    "maintenance",
+    """Announce maintenance, so that planned restarts raise no alarm; end it; without a command, show it.
+
+    Alerts about restarts are silent until its end, those about lost data or refused writes are not.
+
+    Example: [cyan]distributed-state --url redis://host maintenance on --for 10m --reason "new Valkey"[/]
+    """,
+)
+
+Actor = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Who does it, for the audit; by default USER@HOST.", show_default=False),
+]
+
+
+@maintenance.callback(invoke_without_command=True, no_args_is_help=False)
+def show_maintenance(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the announced maintenance, unless a command follows."""
+    if context.invoked_subcommand is not None:
+        return
+    with _announcing(context) as (_, maintained, finish):
+        found = finish(maintained.refresh())
+    if as_json:
+        sys.stdout.write(json.dumps(None if found is None else asdict(found)) + "\n")
+    else:
+        typer.echo(printable(str(found)) if found else "no maintenance")
+
+
+@maintenance.command("on")
+def begin_maintenance(
+    context: typer.Context,
+    lasts: Annotated[str, typer.Option("--for", metavar="TIME", help="How long, such as 10m; at most 4h.")],
+    reason: Annotated[str, typer.Option(help="Why, for those who see it.")] = "",
+    actor: Actor = None,
+) -> None:
+    """Announce maintenance from now on, also to extend or shorten an earlier one.
+
+    Example: [cyan]distributed-state --url redis://host maintenance on --for 10m --reason "new Valkey"[/]
+    """
+    seconds = span("--for", lasts)
+    with _announcing(context) as (store, maintained, finish):
+        by = actor or _somebody()
+        with store.acting_as(by):
+            found = finish(maintained.begin(seconds, by, reason))
+            with _audited():
+                store.emit("maintenance.announced", {"ends": found.ends, "reason": reason})
+    typer.echo(printable(str(found)))
+
+
+@maintenance.command("off")
+def end_maintenance(context: typer.Context, actor: Actor = None) -> None:
+    """End the maintenance now.
+
+    Example: [cyan]distributed-state --url redis://host maintenance off[/]
+    """
+    with _announcing(context) as (store, maintained, finish):
+        by = actor or _somebody()
+        with store.acting_as(by):
+            finish(maintained.finish(by))
+            with _audited():
+                store.emit("maintenance.ended")
+    typer.echo("no maintenance")
+
+
+@contextmanager
+def _announcing(context: typer.Context) -> Iterator[tuple[distributed_state.StateStore, Any, Any]]:
+    """A fleet's store, its Maintenance, and the function that runs that; an embedded store is in this process alone."""
+    if context.obj["url"] is None:
+        raise ConfigurationError("an embedded store has no fleet to announce maintenance to: name its Redis by --url")
+    with open_existing(context, archiver=False) as store:
+        from distributed_state.port.background import finish
+        from distributed_state.store.lifecycle import core_of, lifecycle_of
+
+        yield store, lifecycle_of(core_of(store)).tiers().maintenance, finish
+
+
+@contextmanager
+def _audited() -> Iterator[None]:
+    """The replicas know already; an event that needs SQL does not change that while SQL is under maintenance."""
+    try:
+        yield
+    except Unavailable as error:
+        err.print(f"the audit will not have this: {error}", markup=False, highlight=False)
+
+
+def _somebody() -> str:
+    """The user of this terminal; a container's user may have no name."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = str(os.getuid())
+    return f"{name}@{platform.node()}"

@@ -23,7 +23,6 @@ from rich.table import Column, Table
 
 import distributed_state
 from distributed_state.errors import (
-    ColdUnavailable,
     ConfigurationError,
     Conflict,
     InvalidValue,
@@ -49,6 +48,7 @@ from distributed_state.programs.cli.shell import (
     span,
     when,
 )
+from distributed_state.programs.logs import report
 from distributed_state.values.access_tokens import RIGHTS
 
 
@@ -125,7 +125,7 @@ def purge(
         typer.confirm("Remove this old data for good?", abort=True, err=True)
     with open_to_tidy(context) as store, err.status("purging"):
         done = store.admin.purge(**seconds, keep_changes=keep_changes, keep_messages=keep_messages)
-    typer.echo(
+    report(
         f"removed {done['changes']} changes, {done['messages']} messages and {done['events']} events of "
         f"{done['records']} records; {done['left_out']} messages are now hidden"
     )
@@ -223,7 +223,7 @@ def migrate(context: typer.Context) -> None:
     settings = resolve(**context.obj)
     archive = settings.archive or EMBEDDED_ARCHIVE
     ColdStore.open(archive, settings.namespace, timeout=settings.sql_timeout, alone=settings.url is None).close()
-    typer.echo("the schema is up to date")
+    report("the schema is up to date")
 
 
 @app.command()
@@ -342,7 +342,7 @@ def create(
     prefix = "" if tenant is None else access_tokens.prefix_of(tenant)
     with _tokens(context) as tokens:
         if into is not None and _is_such(tokens, into, prefix, chosen, actor):
-            err.print(f"{into} already holds a valid token with these options", markup=False, highlight=False)
+            report(f"{into} already holds a valid token with these options")
             return
         id, text = access_tokens.make()
         tokens.add(id, access_tokens.digest(text), prefix=prefix, rights=chosen, actor=actor, seconds=seconds)
@@ -350,7 +350,7 @@ def create(
         sys.stdout.write(f"{text}\n")
     else:
         _write(into, text)
-        err.print(f"token {id} is written to {into}", markup=False, highlight=False)
+        report(f"token {id} is written to {into}")
 
 
 @token.command("list")
@@ -406,11 +406,6 @@ def revoke(
     except WarmUnavailable:
         with _tokens(context) as tokens:
             (tokens.revoke_alone if alone else tokens.revoke)(id)
-    except ColdUnavailable as error:
-        raise ColdUnavailable(
-            f"{error}: until SQL answers, services refuse the token, but not the tokens created with it; "
-            "revoke it again then"
-        ) from error
     typer.echo(f"token {id} is revoked")
 
 

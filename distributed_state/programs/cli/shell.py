@@ -37,8 +37,16 @@ _WIDE = 200
 _PEEK = 2.0  # seconds for SQL to answer whether a namespace exists; while SQL is unavailable Redis knows
 
 
+_IN_CONTAINERS = ("serve", "archiver", "probe", "migrate", "purge", "token")
+
+
+def _is_logged(command: str | None) -> bool:
+    """Whether a log, and no terminal, shows why this command ends."""
+    return command in _IN_CONTAINERS and not err.is_terminal
+
+
 class _Commands(TyperGroup):
-    """The commands. For a global option after a command, the error says that it belongs before the command."""
+    """The commands. Containers log the error that ends one; for a global option after a command, it says where."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -48,7 +56,12 @@ class _Commands(TyperGroup):
             name = getattr(error, "option_name", None)
             if type(error).__name__ == "NoSuchOption" and any(name in each.opts for each in self.params):
                 error.message += f"; write it before the command: distributed-state {name} ..."  # type: ignore[attr-defined]
-            raise
+            shown = getattr(error, "format_message", None)  # click's ClickException, or typer's copy
+            text = shown() if shown else str(error) if isinstance(error, StateError | OSError) else ""
+            if not text or not _is_logged(ctx.invoked_subcommand):
+                raise
+            logs.ended(text)
+            raise typer.Exit(2 if shown else 1) from error
 
 
 app = typer.Typer(
@@ -124,9 +137,9 @@ def options(
 ) -> None:
     """Read the options that all commands share."""
     level = logging.getLevelNamesMapping().get(log_level.upper())
+    logs.write(logging.WARNING if level is None else level, err)
     if level is None:
         raise typer.BadParameter(f"{log_level!r} is not one of debug, info, warning, error, critical")
-    logs.write(level, err)
     known = {*_variables(context.find_root().command)}
     if any(name.startswith("DISTRIBUTED_STATE_") and name not in known for name in os.environ):
         from distributed_state.settings import warn_of_misspelt
@@ -149,18 +162,6 @@ def open_store(context: typer.Context, **settings: Any) -> Iterator[distributed_
     finally:
         for each in opened:  # only now, so that log lines about its end still carry its id
             logs.closed(each)
-
-
-@contextmanager
-def ending_in_the_log() -> Iterator[None]:
-    """Log the error that ends a long-running command, unless a terminal shows it."""
-    try:
-        yield
-    except (StateError, OSError) as error:
-        if err.is_terminal:
-            raise
-        log.critical("ended: %s", error)
-        raise typer.Exit(1) from error
 
 
 @contextmanager
@@ -214,7 +215,11 @@ def _opened_or_archive(context: typer.Context, opening: AbstractContextManager[A
             if settings.archive in (None, "memory"):
                 raise
             store = stack.enter_context(archive_alone(settings, error))
-            err.print(f"{said}, because Redis is unavailable: {error}", style="yellow", markup=False, highlight=False)
+            text = f"{said}, because Redis is unavailable: {error}"
+            if _is_logged(context.info_name):
+                log.warning("%s", text)
+            else:
+                err.print(text, style="yellow", markup=False, highlight=False)
         yield store
 
 
