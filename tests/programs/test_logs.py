@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
+import threading
+import warnings
 from collections.abc import Iterator
 from contextvars import copy_context
 from datetime import datetime
@@ -49,6 +52,13 @@ def test_a_line_is_an_object_whatever_is_in_it(written: io.StringIO) -> None:
     assert "\n" not in written.getvalue().rstrip("\n")
     assert "\x1b" not in written.getvalue()
     assert not {"replica", "request_id"} & line.keys()
+
+
+def test_a_line_of_uvicorn_has_no_copy_for_terminals(written: io.StringIO) -> None:
+    log.warning("Started %d", 1, extra={"color_message": "Started \x1b[36m%d\x1b[0m"})
+    (line,) = lines(written)
+    assert line["message"] == "Started 1"
+    assert "color_message" not in line
 
 
 def test_it_says_whose_it_is_and_which_request_it_is_about(written: io.StringIO) -> None:
@@ -105,6 +115,60 @@ def test_an_error_keeps_its_trace_in_its_line(written: io.StringIO) -> None:
     (line,) = lines(written)
     assert "test_an_error_keeps_its_trace_in_its_line" in line["exc_info"]
     assert "ValueError: of two\nlines" in line["exc_info"]
+
+
+def test_warnings_and_errors_that_nothing_caught_are_lines_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for module, hook in ((sys, "excepthook"), (threading, "excepthook"), (sys, "unraisablehook")):
+        monkeypatch.setattr(module, hook, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        try:
+            logs.take_uncaught()
+            warnings.warn("old", DeprecationWarning, stacklevel=1)
+        finally:
+            logging.captureWarnings(False)
+    failed = threading.Thread(target=lambda: 1 // 0, name="of-a-test")
+    failed.start()
+    failed.join()
+    dropped = Dropped()
+    del dropped
+    try:
+        raise ValueError("of two\nlines")
+    except ValueError as error:
+        sys.excepthook(ValueError, error, error.__traceback__)
+    said = [record.getMessage() for record in caplog.records]
+    assert [("old" in said[0]), *said[1:2], *said[3:]] == [
+        True,
+        "thread of-a-test ended by an unexpected error: integer division or modulo by zero",
+        "ended by an unexpected error: of two\nlines",
+    ]
+    assert said[2].endswith(": it is over")
+    assert [record.exc_info is not None for record in caplog.records] == [False, True, True, True]
+
+
+class Dropped:
+    def __del__(self) -> None:
+        raise RuntimeError("it is over")
+
+
+@pytest.mark.parametrize(("write", "level"), [(logs.report, "INFO"), (logs.ended, "CRITICAL")])
+def test_progress_and_ends_are_lines_for_all_but_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, write: Any, level: str
+) -> None:
+    for terminal in (False, True):
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda terminal=terminal: terminal)
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, stream)
+        write("so far\n")
+        if terminal:
+            assert "so far" in stream.getvalue()
+            assert "{" not in stream.getvalue()
+        else:
+            (line,) = lines(stream)
+            assert (line["level"], line["message"].removeprefix("ended: ")) == (level, "so far\n")
 
 
 @pytest.mark.parametrize("made", [logs._Shown, logging.Formatter])
