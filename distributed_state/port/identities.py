@@ -44,13 +44,14 @@ class ServerIdentity(NamedTuple):
     """The identity of a server's data: `data` names the data, `process` the server that runs.
 
     `primary`: whether it takes writes. `former`: the name of the data before this server was promoted or started, if it
-    remembers it, else "".
+    remembers it, else "". `uptime`: for how many seconds it has been running.
     """
 
     data: str
     process: str
     primary: bool
     former: str = ""
+    uptime: int = 0
 
     @property
     def data_id(self) -> str:
@@ -91,4 +92,5 @@ def read(answer: Any) -> ServerIdentity:
     former = facts.get("master_replid2", _NOBODY).replace(_NOBODY, "")
     # A part of each, of 160 random bits, is enough; every script reads and compares them.
     names = (facts.get("master_replid", "")[:_LETTERS], facts.get("run_id", "")[:_LETTERS])
-    return ServerIdentity(*names, facts.get("role", "master") == "master", former[:_LETTERS])
+    uptime = int(facts.get("uptime_in_seconds", "0"))
+    return ServerIdentity(*names, facts.get("role", "master") == "master", former[:_LETTERS], uptime)

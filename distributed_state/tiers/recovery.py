@@ -50,6 +50,7 @@ _AT_ONCE = 200  # records
 CLOCKS_MS = 60_000  # maximum difference between the clocks of two servers that wrote one history, one after the other
 _MARGIN_US = 2_000_000  # maximum difference between the clocks of SQL and Redis
 _UPTIME_MS = 2_000  # error of a start time: `uptime_in_seconds` has whole seconds, and clocks of servers differ
+_SILENCE = 1.0  # seconds without an answer after which a replica counts as silent
 _LONGEST = 0.25
 
 
@@ -67,14 +68,15 @@ class _Together:
     silent: int = 0
 
 
-Gather = Callable[[int, str], Awaitable[tuple[list[JournalEntry], set[str]]]]
+Gather = Callable[[int, str, float], Awaitable[tuple[list[JournalEntry], set[str]]]]
 
 
 class Recovery:
     """Starts the partitions of one replica. `leave_mark` writes the store's identity to Redis.
 
-    `gather` asks all replicas for their unarchived commits of a partition under an epoch; it returns those, and the
-    replicas that did not answer. `diverged` is called with the branches that were kept.
+    `gather` asks all replicas for their unarchived commits of a partition under an epoch, and waits that many seconds
+    for silent ones; it returns the commits, and the replicas that did not answer. `diverged` is called with the
+    branches that were kept.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Recovery:
         self._partitions = warm.partitions
         self._cold = cold
         self._keys = keys
+        self._timeout = settings.timeout
         self._limit = settings.timeout + settings.retry_for
         self._leave_mark = leave_mark
         self._gather = gather
@@ -233,14 +236,22 @@ class Recovery:
         # The right is valid under this data id only: data of the next one may be older than what this recovery reads.
         token = f"{token}@{server.data_id}"
         word, seen = await self._partitions.request_right(keys, token, over)
+        start = partial(self._start, keys, token, seen, backfilled, mixed=mixed, silence=self._silence(server))
         if word != "ok" or self._embedded:
-            return word == "live" or (word == "ok" and await self._start(keys, token, seen, backfilled, mixed=mixed))
+            return word == "live" or (word == "ok" and await start())
         # The right is short and renewed in the background: if this process is stopped, others wait only that long.
         keeping = self._port.spawn(partial(self._partitions.keep_right, keys, token), "distributed-state-starting")
         try:
-            return await self._start(keys, token, seen, backfilled, mixed=mixed)
+            return await start()
         finally:
             keeping.ask()
+
+    def _silence(self, server: ServerIdentity) -> float:
+        """For how many seconds a replica has to be silent to count as gone.
+
+        While a server was away, a replica may have begun an attempt to connect, which takes up to `timeout`.
+        """
+        return _SILENCE + (0.0 if self._embedded else max(0.0, self._timeout - server.uptime))
 
     async def _is_elsewhere(self, place: PartitionState, server: ServerIdentity, node: str) -> bool:
         """Whether another server still runs with the data id under which the partition was written."""
@@ -283,12 +294,19 @@ class Recovery:
         return (int(seconds) - int(up.partition(":")[2])) * 1000 <= ms
 
     async def _start(
-        self, keys: PartitionKeys, token: str, seen: str, backfilled: Backfilled | None, *, mixed: bool
+        self,
+        keys: PartitionKeys,
+        token: str,
+        seen: str,
+        backfilled: Backfilled | None,
+        *,
+        mixed: bool,
+        silence: float,
     ) -> bool:
         """Bring SQL and Redis to one state and begin an epoch. False: try again.
 
         `seen` is the previous epoch in Redis. In a repair, `backfilled` counts what an older SQL receives first; it is
-        None in any other start. `mixed`: see `_is_mixed`.
+        None in any other start. `mixed`: see `_is_mixed`; `silence`: see `_silence`.
         """
         partition = keys.partition
         cursor = await self._port.sql(self._cold.cursor, partition)
@@ -302,7 +320,7 @@ class Recovery:
             cursor = await self._catch_up(keys, token, cursor, backfilled)
         together: _Together | None = _Together(None)
         if cursor is not None:
-            together = await self._bring_together(keys, token, seen, cursor)
+            together = await self._bring_together(keys, token, seen, cursor, silence)
         if together is None:
             return False
         cursor = together.cursor
@@ -360,7 +378,9 @@ class Recovery:
                 error,
             )
 
-    async def _bring_together(self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor) -> _Together | None:
+    async def _bring_together(
+        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, silence: float
+    ) -> _Together | None:
         """Archive the entries that continue SQL, and discard from Redis records that are newer in SQL.
 
         None: try again.
@@ -374,7 +394,7 @@ class Recovery:
             unmatched = await self._discard_newer(keys, token, seen)
         if moved is None or unmatched is None:
             return None
-        together = await self._restore_unarchived(keys, token, seen, moved, unmatched)
+        together = await self._restore_unarchived(keys, token, seen, moved, unmatched, silence)
         return None if together is None else replace(together, fits=fits and together.fits)
 
     async def _catch_up(
@@ -385,7 +405,7 @@ class Recovery:
         if await self._is_behind(keys, place, cursor):
             discard = partial(self._discard, keys, token, place.epoch)
             # Unarchived commits of live replicas fill gaps of the journal.
-            unarchived, _ = await self._gather(keys.partition, place.epoch)
+            unarchived, _ = await self._gather(keys.partition, place.epoch, _SILENCE)
             done = await self._backfill(discard).run(place, keys, cursor, unarchived)
             if done is None:
                 raise RecoveryInProgress(f"partition {keys.partition}: another replica is starting it")
@@ -446,14 +466,20 @@ class Recovery:
         return unmatched if await self._discard(keys, token, seen, records) else None
 
     async def _restore_unarchived(
-        self, keys: PartitionKeys, token: str, seen: str, cursor: Cursor, unmatched: list[JournalEntry]
+        self,
+        keys: PartitionKeys,
+        token: str,
+        seen: str,
+        cursor: Cursor,
+        unmatched: list[JournalEntry],
+        silence: float,
     ) -> _Together | None:
         """Archive the commits of live replicas and of the journal that continue SQL; keep the others in branches.
 
         None: try again.
         """
         partition = keys.partition
-        unarchived, silent = await self._gather(partition, cursor.epoch)
+        unarchived, silent = await self._gather(partition, cursor.epoch, silence)
         # Gathering may have taken long. A server that took over meanwhile may have the commits that would become
         # branches.
         if not await self._partitions.renew_right(keys, token):

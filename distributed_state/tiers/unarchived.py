@@ -127,8 +127,16 @@ def _operations(sent: Sequence[Any]) -> list[Operation]:
 def _written(done: Committed, sent: Sequence[Operation], record: bytes, owner: str) -> Iterator[Operation]:
     """The operations as commit.lua wrote them."""
     flags = done.flags
-    yield from done.applied() or ()
-    found = _FIRST_EVENT.search(flags)
+    yield from done.applied(list(_events(done, sent, record))) or ()
+    yield from done.first_items
+    if b"o" in flags:
+        yield b"s", OWNER, owner.encode()
+    yield from done.begun_again
+
+
+def _events(done: Committed, sent: Sequence[Operation], record: bytes) -> Iterator[Operation]:
+    """The operations that commit.lua made of those of `Draft.events`."""
+    found = _FIRST_EVENT.search(done.flags)
     number = int(found[1]) if found else 0
     for operation, name, value in sent:
         if operation not in _BESIDE or (operation in (b"E", b"X") and not done.begins):
@@ -139,10 +147,6 @@ def _written(done: Committed, sent: Sequence[Operation], record: bytes, owner: s
         elif int(name) or int(value):
             limit = (done.time_ms or 0) + int(value) if int(value) > 0 else 0
             yield b"s", LIFETIME, b"%b %d" % (name, limit)
-    yield from done.first_items
-    if b"o" in flags:
-        yield b"s", OWNER, owner.encode()
-    yield from done.begun_again
 
 
 class UnarchivedCommits:

@@ -28,7 +28,7 @@ from distributed_state import AsyncStateStore, ColdUnavailable, Fenced, StateErr
 from distributed_state.cold.epochs import Changed
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.tables import cursors
-from distributed_state.port import Script
+from distributed_state.port import Script, identities
 from distributed_state.port.blocking import finish
 from distributed_state.programs.servers import RedisServer, redis_server, wait_until
 from distributed_state.values.model import Ref
@@ -84,6 +84,32 @@ def test_a_restart_that_lost_nothing_goes_on_in_another_epoch(rewound: Rewound, 
         assert versions(store, "s") == [1, 2, 3, 4, 5, 6]
         assert [change.set["n"] for change in session.history()] == list(range(6))
         assert quarantined(store) == 0
+
+
+@pytest.mark.parametrize("uptime", [None, 1000])
+def test_a_replica_that_connects_late_after_a_restart_is_waited_for(
+    rewound: Rewound, archive: str, uptime: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: of a server that has been running for long, an answer is expected at once."""
+    with opened(rewound.server, archive) as store, opened(rewound.server, archive) as other:
+        store.session("s").set("n", 1)
+        other.session("s").set("n", 2)
+        home, gathering = store._core._lifecycle.tiers(), other._core._lifecycle.tiers().gathering
+        wait_until(lambda: other.replica in finish(home.heartbeat.replica_ids()), "the other replica is known")
+        answer = gathering.answer
+
+        async def late() -> None:
+            await gathering._port.sleep(3.0)
+            await answer()
+
+        monkeypatch.setattr(gathering, "answer", late)
+        if uptime is not None:
+            read = identities.read
+            monkeypatch.setattr(identities, "read", lambda answer: read(answer)._replace(uptime=uptime))
+        rewound.restart()
+        store.session("s").set("n", 3)
+        assert (home.recovery.complete, home.recovery.count) == ((1, 0) if uptime is None else (0, 1))
+        assert versions(store, "s") == [1, 2, 3]
 
 
 def recovered(store: StateStore) -> int:

@@ -18,7 +18,7 @@ async def writing(opener: Any, **settings: Any) -> Any:
     return await opener(**{"archiver": False, "partitions": 1, "unarchived_bytes": 64 * 2**20} | settings)
 
 
-async def unasked(partition: int, epoch: str) -> tuple[list[Any], set[str]]:
+async def unasked(partition: int, epoch: str, silence: float) -> tuple[list[Any], set[str]]:
     """Who recovers hears nobody, not even itself."""
     return [], set()
 

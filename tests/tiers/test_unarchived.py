@@ -67,8 +67,31 @@ async def every_commit_of_items(store: Any) -> None:
     await store.delete("items")
 
 
+async def every_commit_of_inputs(store: Any) -> None:
+    session = store.session("inputs", user="u3", idle=1000, lifetime=5000)
+    for text in "abc":
+        await session.post(message(text), request_id=text)
+    await session.post(message("no request"))
+    await session.withdraw(2)
+    async with session.turn(request_id="r1") as turn:
+        turn.append(*(each.message for each in turn.take()))
+        turn.move_to("planning")
+        turn["n"] = 1
+        turn.tag("topic", "x")
+        turn.put_item("x", "a", 1)
+        await session.withdraw(3)
+        turn.outcome = "done"
+    await session.post(message("d"))
+    async with session.turn() as turn:
+        turn.take()
+    for number in range(7, 42):  # more than are remembered
+        await session.post(message("x"), request_id=f"r{number}")
+        assert await session.withdraw(number - 1)
+
+
 async def every_kind_of_commit(store: Any, *, encrypted: bool = False) -> None:
     await every_commit_of_items(store)
+    await every_commit_of_inputs(store)
     session = store.session("s", user="u1", idle=1000, lifetime=5000)
     await session.write(set={"a": 1, "b": "x"}, append=[message("first")], phase="planning")
     await session.set("a", {"deep": [1, None]})
@@ -130,17 +153,18 @@ async def test_what_is_unarchived_is_what_the_journal_holds(opener: Any, encrypt
 @real
 async def test_the_commit_that_begins_an_expired_session_again_is_kept_whole(opener: Any) -> None:
     store = await opener(archiver=False, unarchived_bytes=MEMORY, session_idle=0.05, expired="begin again")
-    for session in store.session("s", user="u1"), store.session("items"):
+    for session in store.session("s", user="u1"), store.session("items"), store.session("inputs"):
         await session.write(set={"a": 1}, items=[PutItem(collection="x", key="a", value=1)])
     sweeps = Sweeps(store)
-    while sweeps.reaper.expired < 2:
+    while sweeps.reaper.expired < 3:
         await until(sweeps)
+    await store.session("inputs", user="u2").post(message("again"), request_id="r")
     await store.session("s", user="u2").append(message("again"))
     await store.session("items").write(items=[PutItem(collection="x", key="b", value=1)])
     written = {entry.event: entry for entry in await journal(store)}
     assert {entry.event: entry for entry in unarchived(store)} == written
     begun = [entry for entry in written.values() if entry.version == 3]
-    assert [sum(op[:2] == (b"d", DELETED) for op in unpack(entry.data)) for entry in begun] == [1, 1]
+    assert [sum(op[:2] == (b"d", DELETED) for op in unpack(entry.data)) for entry in begun] == [1, 1, 1]
 
 
 @real
