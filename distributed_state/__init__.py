@@ -46,6 +46,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "RecoveryInProgress",
         "SchemaMismatch",
         "StateError",
+        "Stopped",
         "TooLarge",
         "Unauthenticated",
         "Unavailable",

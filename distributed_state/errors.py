@@ -6,6 +6,7 @@
     │   └── LockTimeout          ... and the time to wait for it is over
     ├── Fenced                   the lease was lost; nothing was written
     │   └── Interrupted          ... to another request, which took over the turn
+    ├── Stopped                  somebody asked the turn to stop; nothing was written
     ├── NotFound                 no such record, version or checkpoint
     ├── Deleted                  the record was deleted
     ├── InvalidTransition        the event is not allowed in the record's phase
@@ -96,6 +97,20 @@ class Interrupted(Fenced):
 
     Remedy: stop; the request that took over answers the user.
     """
+
+
+class Stopped(StateError):
+    """Somebody asked the running turn to stop, by `session.stop()`. `reason` says why, None if no reason was given.
+
+    Raised at the end of `turn.stoppable()`, so that the turn may keep what it has, or else at the end of the turn: then
+    nothing was written. In blocking code the next call of the store raises it.
+
+    Remedy: none is needed. Catch it around `turn.stoppable()` to commit a part of the answer.
+    """
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 class NotFound(StateError):

@@ -17,21 +17,32 @@ from distributed_state.values.turn_times import TimedRun as TimedRun
 from distributed_state.values.turn_times import TurnTimes as TurnTimes
 
 __all__ = [
+    "Abandoned",
     "Branch",
     "Change",
     "Checkpoint",
+    "Chunk",
+    "Ended",
     "Event",
+    "Failed",
     "Finding",
     "HeldLease",
     "Indexed",
+    "Input",
     "Lifetime",
     "LostMessages",
+    "Notice",
+    "OutputPart",
     "Reencrypted",
     "Repaired",
     "Replica",
+    "Restarted",
     "SessionInfo",
     "Snapshot",
+    "StopRequested",
+    "StopResult",
     "TimedRun",
+    "Truncated",
     "TurnTimes",
     "Upcast",
     "Waiter",
@@ -51,6 +62,115 @@ class Written:
     version: int
     results: dict[str, int] = field(default_factory=dict)
     first_message: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A message that waits for a turn of its session: see `session.post`.
+
+    `number` counts the inputs of the session from 1, in the order in which they were accepted; `time` is when, in
+    seconds since 1970 by the server's clock.
+    """
+
+    number: int
+    message: Message
+    request_id: str | None
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a running turn's answer, as `turn.stream` got it. `position`: where to go on, for `session.output`."""
+
+    position: str
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The request is served again, by another attempt: drop the chunks of the earlier one."""
+
+    position: str
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """Chunks before this position are missing: there were too many of them, or Redis could not keep them."""
+
+    position: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Somebody asked the turn to stop. Its end follows."""
+
+    position: str
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """The turn ended without an end: its worker died, or lost its lease to another request. Nothing was written."""
+
+    position: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The turn raised an error. Nothing was written."""
+
+    position: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The turn is over. `version` is that of its commit, None if it changed nothing; `outcome` is `turn.outcome`.
+
+    The outcome is None for a turn without a request id.
+    """
+
+    position: str
+    version: int | None
+    outcome: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something happened to the session: numbers and names, no contents. Only with `session.output(notices=True)`.
+
+    `name` and `data`:
+
+    - `turn.started`, `turn.ended`: `token`, the fencing token of the turn's lease. Within a second, unless it streams;
+      a turn that streams nothing and is over earlier has neither.
+    - `message.appended`: `version`, and the number of the `first` and `last` message.
+    - `fields.changed`: `version`, the `names` of the fields, and the collections of the `items`; `phase` is true if the
+      phase moved.
+    - `inbox.posted`: `version`, and the `number` of the input.
+    - `inbox.taken`: `version`, and the `numbers` of the inputs that a turn took, or that were withdrawn.
+    - `resync`: notices are missing, or a commit was too large to be named: read what you show again.
+
+    `position` is that of the last part of the output: notices are not kept, and cannot be read again.
+    """
+
+    position: str
+    name: str
+    data: dict[str, Any]
+
+
+OutputPart = Chunk | Restarted | Truncated | StopRequested | Abandoned | Failed | Ended | Notice
+"""The parts that `session.output` yields."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopResult:
+    """The result of `session.stop`. `version`: of the turn's commit, None if it wrote nothing or that is unknown.
+
+    `state` is "stopped" (the turn ended because of it), "finished" (it had ended, or ended without noticing),
+    "nothing ran", or "stopping" (it still runs after `wait` seconds).
+    """
+
+    state: str
+    version: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

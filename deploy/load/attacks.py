@@ -43,8 +43,8 @@ class Target:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line.startswith("serving on "), line or self.process.wait(10)
-        self.url = line.split()[-1]
+        assert "serving on " in line, line or self.process.wait(10)
+        self.url = json.loads(line)["message"].split()[-1]
         host, _, port = self.url.removeprefix("http://").rpartition(":")
         self.address = host, int(port)
         self.http = httpx.Client(base_url=self.url, timeout=60)

@@ -94,10 +94,10 @@ class Intake:
         self._stopped: dict[int, tuple[int, str]] = {}  # by partition: the offset that SQL refuses for now, and why
 
     def take(self, batches: Sequence[Batch], snapshot_every: int) -> None:
-        """Insert all entries of these batches. Raises Stopped if SQL refuses an entry for now."""
+        """Insert all entries of these batches. Raises ArchivingStopped if SQL refuses an entry for now."""
         self._insert([item for batch in batches for item in self._parse(batch)], snapshot_every)
         if self._stopped:
-            raise aside.Stopped(self._stopped)
+            raise aside.ArchivingStopped(self._stopped)
 
     def _parse(self, batch: Batch) -> list[Parsed]:
         parsed = []

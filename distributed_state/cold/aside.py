@@ -85,7 +85,7 @@ class Fault(Enum):
     PLACE = "place"
 
 
-class Stopped(ColdUnavailable):
+class ArchivingStopped(ColdUnavailable):
     """SQL refuses an entry for now. `places` has its offset and the reason, by partition; nothing was archived."""
 
     def __init__(self, places: Mapping[int, tuple[int, str]]) -> None:

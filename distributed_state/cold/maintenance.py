@@ -425,7 +425,7 @@ class _Work:
                 for run in message_ranges.parse(value):
                     self._sources.update(dict.fromkeys(range(run.start, run.stop), run.source))
             elif kind == b"s" and is_value(name):
-                value = self._value(self._record, codec.decode_key(name), value)
+                value = self._value(self._record, codec.place_of(name), value)
             elif kind == b"m" and value:
                 value = self._value(self._record, codec.MESSAGE, value)
             elif kind == b"p" and value:

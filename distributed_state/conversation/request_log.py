@@ -1,7 +1,8 @@
 """The log of a record's answered requests, so that each is served only once. Law: one field each, for the last few.
 
-The field holds a list: the version before the request's commit, and, in a session, its outcome, its id, and its changes
-to the session's user (see `turn_user`). A negative version marks a request that a fork inherited from its source.
+The field holds a list: the version with which the request began, and, in a session, its outcome, its id, and its
+changes to the session's user (see `turn_user`). A negative version marks a request that a fork inherited from its
+source. The server notes the version of the request's commit before the list, because inputs may be posted meanwhile.
 
 `rollback`, `restore_state` and `clear` do not change these fields.
 
@@ -12,13 +13,15 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from hashlib import sha256
 from typing import Any
 
 from distributed_state.errors import InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.tiers.changes import Changes
-from distributed_state.values import codec
+from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import Codec
+from distributed_state.values.field_ttl import NOTED
 from distributed_state.values.model import REQUEST
 
 _VERSION = re.compile(rb"\[(-?\d+)")  # matches if the stored list is not encrypted
@@ -42,11 +45,29 @@ def slot_of(name: str) -> bytes:
     return REQUEST + b"#" + name.encode("utf-8", "surrogatepass")
 
 
+def tag_of(name: bytes) -> str:
+    """A short name of a request, by its field, that may be shown; no other id can be found that has the same."""
+    return sha256(name).hexdigest()[:32]
+
+
+def answer_to(entry: CachedRecord, tag: str) -> list[Any] | None:
+    """The stored list of the answered request with this tag, None if the record does not have it."""
+    for field in [name for name in entry.fields if name[:2] == REQUEST]:
+        kept = find(entry, field)
+        own = name_of(kept[2]) if kept and len(kept) > 2 else None
+        if own is not None and tag_of(own) == tag:
+            return kept
+    return None
+
+
 def find(entry: CachedRecord, request: bytes) -> list[Any] | None:
-    """The stored list of an answered request, None if the record does not have it."""
+    """The stored list of an answered request, with the version before its commit; None if the record lacks it."""
     stored = entry.fields.get(request)
-    found: list[Any] | None = None if stored is None else entry.codec.decode(stored, codec.decode_key(request))
-    return found
+    if stored is None:
+        return None
+    begun, *rest = entry.codec.decode(stored, codec.decode_key(request))
+    version = field_ttl.noted(stored)
+    return [begun if version is None else version - 1, *rest]
 
 
 def answered_at(kept: list[Any]) -> int:
@@ -57,7 +78,7 @@ def answered_at(kept: list[Any]) -> int:
 def add(most: int, changes: Changes, entry: CachedRecord, request: bytes, kept: list[Any]) -> None:
     """Note that a request was answered, and drop old requests so that `most` are kept."""
     form = entry.codec
-    changes.reserved(request, form.encode(kept, codec.decode_key(request)))
+    changes.answered(request, form.encode(kept, codec.decode_key(request)))
     known = [(name, data) for name, data in entry.fields.items() if name[:2] == REQUEST and name != request]
     too_many = len(known) + 1 - most
     if too_many > 0:
@@ -67,6 +88,9 @@ def add(most: int, changes: Changes, entry: CachedRecord, request: bytes, kept: 
 
 
 def _begun(form: Codec, kept: tuple[bytes, bytes]) -> int:
-    """The version before a request. Only this part of the list is decoded, as the outcome may be large."""
+    """The place of a request in the log. Only this part of the list is decoded, as the outcome may be large."""
+    noted = NOTED.match(kept[1])
+    if noted is not None:
+        return int(noted[1])
     version = _VERSION.match(kept[1])
     return int(version[1] if version else form.decode(kept[1], codec.decode_key(kept[0]))[0])

@@ -13,8 +13,9 @@ from typing import Any, Literal, overload
 
 from pydantic import ValidationError
 
-from distributed_state.conversation import agent_state, replacing, window
+from distributed_state.conversation import agent_state, inbox, output, replacing, window
 from distributed_state.conversation.agent_state import AgentState, ToolCall
+from distributed_state.conversation.output import AsyncOutput
 from distributed_state.conversation.phases import DEFAULT, StateMachine, transition
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.turn import AsyncTurn
@@ -29,7 +30,7 @@ from distributed_state.records.messages import Page, Shown
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.schema import M
 from distributed_state.records.typed import AsyncTypedRecord
-from distributed_state.results import Lifetime
+from distributed_state.results import Input, Lifetime, StopResult
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import field_ttl, message_ranges
@@ -432,6 +433,77 @@ class AsyncSession(AsyncRecord):
             self, self._context, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot,
             durability=durability, expect=expect, expect_exists=expect_exists, revive=revive,
         )  # fmt: skip
+
+    def output(
+        self,
+        request_id: str | None = None,
+        *,
+        after: str | None = None,
+        wait: float | None = None,
+        notices: bool = False,
+    ) -> AsyncOutput:
+        """Follow what running turns stream, from any replica: chunks in order and once, and how the turn ends.
+
+        Example::
+
+            async for part in session.output("r1", after=None, wait=30):
+                if isinstance(part, results.Chunk):
+                    print(part.data, part.position)  # a client that comes back passes the last position as `after`
+
+        With a request id it shows that request's turn, from its first chunk, or the turn that took the input posted
+        with it, from there on. It ends with that turn: `Ended`, `Failed` or `Abandoned`. Without a request id it shows
+        the turn that runs, then the next ones. `after` is a position that was received earlier, on any replica. The
+        iteration ends after `wait` seconds without anything; None: never.
+
+        Also: `Restarted` (drop what was shown; another attempt serves the request), `Truncated` (chunks are missing)
+        and `StopRequested`; and with `notices`, a `Notice` when a turn begins or ends, messages or fields change, or
+        an input comes. Output is not state: Redis keeps its last `output_bytes` for `output_ttl` seconds.
+        """
+        return AsyncOutput(self._context, request_id, after, wait, notices)
+
+    async def post(
+        self, message: Message | dict[str, Any], *, request_id: str | None = None, durability: str | None = None
+    ) -> int:
+        """Leave a message for a turn of this session, even while another turn runs; return its number in the inbox.
+
+        Example::
+
+            number = await session.post({"role": "user", "content": "And Bergen?"}, request_id="r2")
+            async with session.turn() as turn:
+                for each in turn.take():  # served: the commit of this turn removes them
+                    turn.append(each.message)
+
+        An input is stored as durably as any commit, and is served by exactly one committed turn; that of a turn which
+        fails or dies stays. A request id is accepted once, while its input waits or is among the last
+        `remembered_requests`: repeated, it returns the same number. Raises Backpressure if `inbox_limit` inputs or
+        `inbox_bytes` wait already.
+        """
+        return await inbox.post(self._context, message, request_id, durability)
+
+    async def inbox(self) -> list[Input]:
+        """The inputs that wait for a turn, in the order in which they were accepted."""
+        return await inbox.read(self._context)
+
+    async def withdraw(self, number: int) -> bool:
+        """Take an input out of the inbox; False if it is no longer there.
+
+        A turn that runs may have read it already, and may still answer it.
+        """
+        return await inbox.withdraw(self._context, number)
+
+    async def stop(self, request_id: str | None = None, *, reason: str | None = None, wait: float = 5.0) -> StopResult:
+        """Ask the turn that runs, or that request's, to stop, from any replica; wait up to `wait` seconds for its end.
+
+        Example::
+
+            stopped = await session.stop("r1", reason="the user pressed stop")
+            assert stopped.state in ("stopped", "finished", "nothing ran", "stopping")
+
+        A turn may keep what it has: see `turn.stoppable`. Otherwise it raises Stopped, and nothing is written. A
+        request that waits for its turn does not begin. `reason` has at most 1,024 bytes; the turn and its followers
+        see it.
+        """
+        return await output.stop(self._context, request_id, reason, wait)
 
     async def call(
         self,

@@ -16,9 +16,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, overload
-from zlib import crc32
 
-from distributed_state.conversation import agent_state, request_log, window
+from distributed_state.conversation import agent_state, inbox, request_log, window
 from distributed_state.conversation.agent_state import AgentState, ToolCall
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.request_log import name_of, slot_of
@@ -29,6 +28,7 @@ from distributed_state.conversation.window import Bounds, Strategy, Summarizer, 
 from distributed_state.errors import DurabilityUnknown, Fenced, InvalidValue
 from distributed_state.formats import Counter, estimate
 from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.port import Guard
 from distributed_state.port.bodies import leaving
 from distributed_state.port.waited import bounded
 from distributed_state.records import messages
@@ -36,7 +36,7 @@ from distributed_state.records.access import MESSAGES, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import Transaction, Workspace, preconditions
-from distributed_state.results import TimedRun, TurnTimes, Written
+from distributed_state.results import Input, TimedRun, TurnTimes, Written
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.durability import ensure_version
@@ -45,10 +45,28 @@ from distributed_state.values.levels import level_of
 from distributed_state.values.model import SUMMARY, Message
 from distributed_state.values.turn_times import operation_of
 from distributed_state.warm.lease import AsyncLease
+from distributed_state.warm.output import Taken
 
 BUSY = ("wait", "reject", "interrupt")
 _NOT_OPEN = "this transaction is over; it can no longer change anything"
 _NOT_BEGUN = "this turn has not begun: it is open inside `with session.turn(...) as turn:`, or `async with`"
+
+
+class AsyncStoppable:
+    """A part of a turn that a stop ends by itself, from `turn.stoppable()`."""
+
+    def __init__(self, lease: AsyncLease) -> None:
+        self._lease = lease
+        self._guard: Guard | None = None
+
+    async def __aenter__(self) -> None:
+        self._guard = await self._lease.stoppable()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._guard is not None:
+            await self._lease.resume(self._guard, error)
 
 
 @bounded()
@@ -75,6 +93,9 @@ class AsyncTurn(Transaction):
 
     repeated: bool
     """Whether the request was answered before: then `outcome` is the first turn's, and nothing can be changed."""
+
+    _inputs: Sequence[Input] | None = None  # None: those of the entry
+    _taken: tuple[Input, ...] = ()
 
     written: Written | None
     """After the end: the turn's version, and the number of its first message. None: nothing changed."""
@@ -121,7 +142,7 @@ class AsyncTurn(Transaction):
         self._revive = revive
         if busy not in BUSY:
             raise InvalidValue(f"busy is one of {', '.join(BUSY)}, not {busy!r}")
-        tag = chance.token_hex(4) if own is None else f"{crc32(own):x}"
+        tag = chance.token_hex(4) if own is None else request_log.tag_of(own)
         self._lease = AsyncLease(
             self._tiers.leases, context.keys, wait=0.0 if busy == "reject" else wait, ttl=ttl, limit=limit, turn=tag,
             seize=busy == "interrupt",
@@ -179,6 +200,39 @@ class AsyncTurn(Transaction):
         codec.encode(value, "outcome")
         self._outcome = value
 
+    @property
+    def inbox(self) -> tuple[Input, ...]:
+        """The inputs that wait for a turn and that this one has not taken, oldest first: see `session.post`."""
+        self._context.allow("read", MESSAGES)
+        if self._inputs is None:
+            self._inputs = inbox.waiting(self._workspace.entry)
+        taken = {each.number for each in self._taken}
+        return tuple(each for each in self._inputs if each.number not in taken)
+
+    def take(self, *numbers: int) -> tuple[Input, ...]:
+        """Take the inputs of `inbox`, or those with these numbers: this turn serves them, and its commit removes them.
+
+        From here on, those who follow the requests of these inputs follow this turn: see `session.output`.
+        """
+        self._workspace.open()
+        found = tuple(each for each in self.inbox if not numbers or each.number in numbers)
+        self._taken += found
+        tags = [tag for each in found if (tag := inbox.tag_of(each))]
+        if tags and not self._lease.lost:
+            self._lease.output().note(Taken(tags))
+        return found
+
+    async def arrived(self) -> tuple[Input, ...]:
+        """Look for inputs that were posted since the turn began or looked last, and add them to `inbox`.
+
+        For a body that can change its course: look between two steps, and take what came.
+        """
+        self._workspace.open()
+        self._lease.check()
+        known = {each.number for each in (*self.inbox, *self._taken)}
+        self._inputs = await inbox.read(self._context)
+        return tuple(each for each in self._inputs if each.number not in known)
+
     def append(self, *messages: Message | dict[str, Any]) -> None:
         """Add messages to the conversation with this turn."""
         for message in messages:
@@ -207,6 +261,7 @@ class AsyncTurn(Transaction):
 
     async def _before(self, last: int | None) -> list[Message]:
         """The last messages, or all, without those of this turn."""
+        self._lease.check()
         self._context.allow("read", MESSAGES)
         with self._clock.reading():
             return await messages.last_of(self._tiers, self._context.keys, self._workspace.entry, last)
@@ -283,7 +338,63 @@ class AsyncTurn(Transaction):
         an object or do not fit, the id of another call. Errors of the store itself are raised.
         """
         self._workspace.open()
+        self._lease.check()
         return await self._calls.call(tool, arguments, call_id, tools, self._injected)
+
+    async def stream(self, chunk: Any) -> None:
+        """Show a part of the answer to those who follow this turn, on any replica: see `session.output`.
+
+        A chunk is a str, bytes or a JSON value. It is sent within `stream_interval` seconds, is not state, and is
+        never in the history. Raises Fenced if the lease is lost, TooLarge above a quarter of `output_bytes`.
+        """
+        self._context.allow("write", MESSAGES)
+        self._workspace.open()
+        self._lease.check()
+        self._tiers.leases.lock_value(self._context.text)  # raises Fenced
+        if chunk or not isinstance(chunk, (str, bytes)):
+            await self._lease.output().stream(chunk)
+
+    async def flush(self) -> None:
+        """Send the chunks that wait for `stream_interval`."""
+        self._lease.check()
+        if self._lease.streamed is not None:
+            await self._lease.streamed.flush()
+
+    def serve(self, request_id: str | None) -> None:
+        """Let the turn be stopped under the id of a request that it is a part of."""
+        name = name_of(request_id)
+        self._lease.serve("" if name is None else request_log.tag_of(name))
+
+    def end_if_stopped(self) -> None:
+        """After the turn, raise Stopped if somebody asked it to stop."""
+        stopped = (self._lease.outer or self._lease).stopped
+        if stopped is not None:
+            raise stopped
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody asked this turn to stop."""
+        return (self._lease.outer or self._lease).stopped is not None
+
+    def stoppable(self) -> AsyncStoppable:
+        """A part of the turn that `session.stop` ends by itself: Stopped is raised at its end, and the turn goes on.
+
+        Example::
+
+            async with session.turn(request_id="r1") as turn:
+                answer = ""
+                try:
+                    async with turn.stoppable():
+                        for token in ("Os", "lo"):  # from a model
+                            answer += token
+                            await turn.stream(token)
+                except Stopped:
+                    answer += " (stopped)"
+                turn.append({"role": "assistant", "content": answer})
+
+        Outside of it a stop ends the whole turn, and nothing is written.
+        """
+        return AsyncStoppable(self._lease)
 
     def model(self, name: str) -> AbstractContextManager[None]:
         """Measure a call of a model: `with turn.model("gpt-5"):` around it, in either API. Shown in `times`."""
@@ -373,6 +484,9 @@ class AsyncTurn(Transaction):
         if self.repeated:
             return
         self._tiers.leases.hold_here(self._lease.outer or self._lease)
+        given = error
+        if self._lease.end_body():
+            error = await self._lease.absorb(given)
         try:
             if error is None:
                 with self._context.durable(self._durability):
@@ -386,6 +500,8 @@ class AsyncTurn(Transaction):
             if self._tiers.telemetry.measures:
                 self._tiers.telemetry.turn(self._clock.parts)
         await self._lease.leave(error)
+        if error is not None and error is not given:
+            raise error
 
     async def _commit(self) -> None:
         """Commit the session's changes and release the lease, then commit the changes to its user (`turn_user.py`)."""
@@ -396,6 +512,8 @@ class AsyncTurn(Transaction):
             kept = [begun.version, self._outcome, self.request_id, effect]
             most = context.store.settings.remembered_requests
             request_log.add(most, self._workspace.changes, begun, self._request, kept)
+        if self._taken:
+            inbox.take(self._workspace.changes, begun, self._taken, context.store.settings.remembered_requests)
         changes = self._workspace.end()
         if (effect or changes) and self._tiers.leases.lock_value(context.text) != self._lease.lock_value:
             raise self._lease.fenced("nothing was sent")  # not lost, but ended with a surrounding lock
@@ -415,9 +533,15 @@ class AsyncTurn(Transaction):
                 user_draft = await self._user.prepare(effect)
         self._clock.stop()
         timed = signed._replace(operations=(*signed.operations, operation_of(self._clock.times)))
+        output = self._lease.ending_output(None)
+        if output is not None:
+            await output.flush()
+            timed = timed._replace(ends_output=output.end_operation)
         try:
             done = await write_path.commit(self._tiers, context.keys, timed, last=self._lease)
             self._clock.committed()
+            if output is not None:
+                output.committed()
         except Fenced as error:
             raise self._tiers.leases.judge(self._lease, error) from None
         except DurabilityUnknown as error:

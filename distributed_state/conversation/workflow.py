@@ -20,7 +20,8 @@ from distributed_state.conversation.agent_state import AgentState, checked_kind,
 from distributed_state.conversation.phases import DEFAULT
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.errors import InvalidValue, NotFound
-from distributed_state.values.model import log_fields
+from distributed_state.hot.cached_record import CachedRecord
+from distributed_state.values.model import PHASE, log_fields
 
 log = logging.getLogger(__name__)
 Step = Callable[[Any, Any], Any]
@@ -95,6 +96,7 @@ async def run(
     state = await _begin(session, workflow.state, text, request_id, lease)
     while _unfinished(state, workflow):
         turn: AsyncTurn = session.turn(limit=workflow.step_timeout, slot="workflow step", **lease)
+        turn.serve(request_id)
         async with turn:
             # Another worker that runs this session may have done the step meanwhile.
             saved = saved_of(state)
@@ -102,6 +104,7 @@ async def run(
                 state = await _loaded(turn, workflow.state)
             if _unfinished(state, workflow):
                 await _step(workflow, state, turn, session.ref.id, dressed)
+        turn.end_if_stopped()
         state = turn.state or state
     return state
 
@@ -109,6 +112,12 @@ async def run(
 def _unfinished(state: Any, workflow: Workflow) -> bool:
     phase = _phase(state)
     return phase not in DEFAULT.final and (phase != "waiting_feedback" or phase in workflow.steps)
+
+
+def is_unfinished(entry: CachedRecord) -> bool:
+    """Whether the session has a workflow that has more steps to do."""
+    phase = entry.fields.get(PHASE, b"").decode()
+    return _NEXT.encode() in entry.fields and phase not in {*DEFAULT.final, "waiting_feedback", ""}
 
 
 async def _begin(session: Any, kind: type[Any], text: str | None, request_id: str | None, lease: dict[str, Any]) -> Any:

@@ -114,6 +114,11 @@ TYPES = (
         {"token": "its fencing token", "holder": "who had it"},
     ),
     EventType(
+        "maintenance.announced", "none", "Somebody announced maintenance (`distributed-state maintenance on`).",
+        {"ends": "when it ends, in seconds since 1970", "reason": "why, or an empty text"},
+    ),
+    EventType("maintenance.ended", "none", "Somebody ended the maintenance before its announced end.", {}),
+    EventType(
         "replica.lost", "`replica:` and its id", "A replica fell silent without closing its store.",
         {"replica": "its id", "host": "where it ran", "pid": "its process"},
     ),

@@ -77,12 +77,25 @@ class Wire(Protocol):
 class Guard(Protocol):
     """Interrupts the body of a `with` when a lease is lost, if the API can do that."""
 
-    def interrupt(self) -> None:
-        """End the body now, if possible."""
+    def interrupt(self, error: Exception | None = None) -> None:
+        """End the body now: a task is cancelled; blocking code raises `error`, if any, at its next call to a server."""
         ...
 
     def leave(self, error: BaseException | None) -> bool:
         """True if `error` is the interruption that this guard caused."""
+        ...
+
+    @property
+    def fired(self) -> bool:
+        """Whether an interruption has reached the body."""
+        ...
+
+    def check(self) -> None:
+        """Raise the error of an interruption that this thread has not noticed yet; a task is interrupted by itself."""
+        ...
+
+    async def absorb(self, error: BaseException | None) -> BaseException | None:
+        """Return the error with which the body ended; waits for an interruption that is still on its way to it."""
         ...
 
 

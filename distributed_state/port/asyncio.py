@@ -405,9 +405,10 @@ class AsyncioGuard:
         self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
         self._before = self._task.cancelling() if self._task else 0
-        self._fired = False
+        self._asked = self._fired = False
 
-    def interrupt(self) -> None:
+    def interrupt(self, error: Exception | None = None) -> None:
+        self._asked = True
         with suppress(RuntimeError):  # its loop is closed
             self._loop.call_soon_threadsafe(self._cancel)  # the job that watches the deadlines may be a thread
 
@@ -415,6 +416,20 @@ class AsyncioGuard:
         if self._task is not None and not self._task.done():
             self._fired = True
             self._task.cancel()
+
+    @property
+    def fired(self) -> bool:
+        return self._fired
+
+    def check(self) -> None: ...
+
+    async def absorb(self, error: BaseException | None) -> BaseException | None:
+        if self._asked and error is None:
+            try:
+                await asyncio.sleep(0)  # the cancellation arrives now
+            except asyncio.CancelledError as late:
+                return late
+        return error
 
     def leave(self, error: BaseException | None) -> bool:
         task = self._task

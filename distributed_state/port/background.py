@@ -93,7 +93,7 @@ def finish(core: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("core code may await only its port")
 
 
-class Stopped(BaseException):
+class JobStopped(BaseException):
     """Ends a background thread at its next sleep, as cancellation ends a task."""
 
 
@@ -103,9 +103,9 @@ def here() -> bool:
 
 
 def end_if_stopped() -> None:
-    """Raise Stopped if this thread is asked to end."""
+    """Raise JobStopped if this thread is asked to end."""
     if _here.job is not None and _here.job.asked:
-        raise Stopped
+        raise JobStopped
 
 
 async def join(thread: threading.Thread, seconds: float) -> None:
@@ -122,11 +122,11 @@ async def join(thread: threading.Thread, seconds: float) -> None:
 
 
 def sleep(seconds: float) -> None:
-    """Wait. Raises Stopped if this thread is asked to end."""
+    """Wait. Raises JobStopped if this thread is asked to end."""
     if _here.job is None:
         time.sleep(seconds)
     elif _here.job.waits(seconds):
-        raise Stopped
+        raise JobStopped
 
 
 def doze(waiter: threading.Lock, seconds: float) -> None:
@@ -152,7 +152,7 @@ class BlockingJob:
         _here.job = self
         try:
             finish(self._job())
-        except Stopped:
+        except JobStopped:
             log.debug("%s stopped", threading.current_thread().name)
         except StateError as error:
             log.error("%s ended: %s", threading.current_thread().name, error)

@@ -25,6 +25,7 @@ from typing import Any, TypeVar, cast
 from distributed_state.errors import StateError, WarmUnavailable
 from distributed_state.port import Wire, Words, background, waited
 from distributed_state.port.background import finish as finish  # used by the generated sync API
+from distributed_state.port.bodies import interruptions
 from distributed_state.port.commands import BROKEN, ReplyError, translate
 from distributed_state.port.connections import Connections
 from distributed_state.port.embedded import EmbeddedServer
@@ -173,6 +174,8 @@ class BlockingPort(Router):
         account.add(began)
 
     async def exchange_with(self, node: str, commands: Sequence[Words]) -> list[Any]:
+        if interruptions.pending:
+            interruptions.check()
         if self._embedded is not None:
             # The scripts run in this process: an interrupted one would be half a commit.
             return self._uninterruptible.run(self._embedded.exchange, commands)
@@ -253,6 +256,8 @@ class BlockingPort(Router):
 
     async def exchange_with_all(self, groups: dict[str, list[Words]]) -> dict[str, list[Any] | WarmUnavailable]:
         """Send to all servers, then read, so that the servers work in parallel."""
+        if interruptions.pending:
+            interruptions.check()
         found: dict[str, list[Any] | WarmUnavailable] = {}
         sent: list[tuple[str, Socket]] = []
         account = waited.present()
@@ -348,9 +353,43 @@ def _until(end: float) -> float:
 
 
 class BlockingGuard:
-    """Threads cannot be interrupted: the holder sees `lease.lost`, and its writes raise Fenced."""
+    """Threads cannot be interrupted: the holder of a lost lease sees `lease.lost`, and its writes raise Fenced.
 
-    def interrupt(self) -> None: ...
+    The error of an interruption, if it has one, is raised once by the body's next call to a server: see
+    `bodies.Interruptions`.
+    """
+
+    def __init__(self) -> None:
+        self._error: Exception | None = None
+        self._raised: Exception | None = None
+
+    @property
+    def fired(self) -> bool:
+        return self._raised is not None
+
+    def interrupt(self, error: Exception | None = None) -> None:
+        if error is not None:
+            self._error = error
+            interruptions.count(1)
+
+    def check(self) -> None:
+        """Raise the error of an interruption that the body has not noticed yet."""
+        error = self._take()
+        if error is not None:
+            raise error
+
+    def _take(self) -> Exception | None:
+        error, self._error = self._error, None
+        if error is not None:
+            self._raised = error
+            interruptions.count(-1)
+        return error
+
+    async def absorb(self, error: BaseException | None) -> BaseException | None:
+        return self._take() if error is None else error
 
     def leave(self, error: BaseException | None) -> bool:
-        return False
+        if self._error is not None:
+            self._error = None
+            interruptions.count(-1)
+        return error is not None and error is self._raised

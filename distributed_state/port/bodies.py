@@ -80,6 +80,26 @@ def hold_up(found: asyncio.AbstractEventLoop | None) -> asyncio.AbstractEventLoo
     return before
 
 
+class Interruptions:
+    """Interruptions of blocking code that it has not noticed yet. `check` raises those of the caller's context.
+
+    The bodies of a context are known to who made their guards, and a thread serves many contexts one after the other.
+    So a port only counts, and while any is pending its calls ask.
+    """
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self.check: Callable[[], None] = lambda: None
+        self._mutex = threading.Lock()
+
+    def count(self, more: int) -> None:
+        """Count interruptions that were made, or less by one that was noticed."""
+        with self._mutex:
+            self.pending += more
+
+
+interruptions = Interruptions()
+
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 Token = Callable[[], object]  # a weak reference: None once it is gone
@@ -117,11 +137,12 @@ class Body:
     @property
     def there(self) -> bool:
         """Whether the body has not ended."""
-        if self.token is None:
+        token = self.token
+        if token is None:
             return True
-        found = self.token()
-        # A traceback may keep a coroutine that has ended.
-        return found is not None and (not inspect.iscoroutine(found) or found.cr_frame is not None)
+        # No variable holds what the token names: the traceback of an interruption here would keep that. A traceback may
+        # also keep a coroutine that has ended, which has no frame.
+        return token() is not None and getattr(token(), "cr_frame", token) is not None
 
     def held_by(self, owner: object) -> bool:
         """Whether the body has not ended, and the task or thread that entered it still exists.

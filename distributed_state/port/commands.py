@@ -27,7 +27,8 @@ from distributed_state.errors import Backpressure, ConfigurationError, NotPermit
 LOST = (driver.ConnectionError, driver.TimeoutError, OSError, EOFError)
 BROKEN = (driver.RedisError, *LOST)
 ELSEWHERE = frozenset(("READONLY", "CLUSTERDOWN", "MASTERDOWN"))  # another server may have the keys now
-_AWAY = ELSEWHERE | {"MOVED", "ASK", "TRYAGAIN", "LOADING", "BUSY", "NOREPLICAS", "MISCONF", "UNBLOCKED"}
+_AWAY = ELSEWHERE | {"MOVED", "ASK", "TRYAGAIN", "LOADING", "BUSY", "NOREPLICAS", "UNBLOCKED"}
+_DISK = "MISCONF"  # the server cannot write its append-only file, or its RDB file
 _OF_A_REPLICA = "cannot be used with replica instances"  # the answer to WAIT and WAITAOF
 
 ONE_OF_A_CLUSTER = "this server belongs to a cluster, which a Unix socket cannot reach: use redis+cluster://host:port"
@@ -71,6 +72,10 @@ def translate(error: BaseException, place: str) -> StateError:
         return ConfigurationError(f"{place}: this is a server of a cluster, which has only database 0")
     if word == "TRYAGAIN":
         return WarmUnavailable(f"{place}: the keys are on their way to another server of the cluster ({text})")
+    if word == _DISK:
+        return WarmUnavailable(
+            f"{place}: Redis refuses writes until it can write to its disk: make room there, or see its log ({text})"
+        )
     # The driver removes the error word from its text.
     demoted = isinstance(error, driver.ReadOnlyError) or (isinstance(error, ReplyError) and error.demoted)
     if demoted or isinstance(error, LOST) or word in _AWAY:
@@ -78,6 +83,11 @@ def translate(error: BaseException, place: str) -> StateError:
         away.demoted = demoted
         return away
     return ConfigurationError(f"{place}: {type(error).__name__}: {text}")
+
+
+def of_its_disk(error: StateError) -> bool:
+    """Whether a server refuses writes because it cannot write to its disk."""
+    return f"({_DISK} " in str(error)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -215,6 +225,7 @@ class Script:
     def text(self) -> bytes:
         """Return the text with its includes. Raises FileNotFoundError for a missing include."""
         folder = resources.files("distributed_state").joinpath("warm", "lua")
+
         text = folder.joinpath(f"{self.name}.lua").read_bytes()
         # A missing include is an error: to Lua the line is a comment, and the script would run without that part.
         return _INCLUDE.sub(

@@ -14,13 +14,13 @@ from distributed_state.errors import AccessDenied, ConfigurationError
 from distributed_state.values.model import (
     INITIALIZED,
     PHASE,
-    REQUEST,
     SEGMENTS,
     START,
     SUMMARY,
     TAG,
     TIMED,
     Ref,
+    is_kept,
     unescape,
 )
 
@@ -109,19 +109,20 @@ def written(operations: Iterable[tuple[bytes, bytes, bytes]]) -> dict[tuple[Acti
     """The permissions that a change needs, in order. A change that returns a sum also reads the field."""
     wanted: dict[tuple[Action, str | None], None] = {}
     for kind, name, _ in operations:
-        if name[:2] == REQUEST or name in (TIMED, INITIALIZED):
+        items = kind in (b"p", b"q", b"n", b"y")  # whose names begin with anything
+        if not items and (is_kept(name) or name in (TIMED, INITIALIZED)):
             continue  # internal fields of a turn, or parts of a field that was asked for already
         field: str | None = None
-        if kind == b"l":
+        if items:
+            field = ITEMS
+        elif kind == b"l":
             field = VERSION
-        elif kind in (b"m", b"w") or name in (SUMMARY, START, SEGMENTS):
+        elif kind in (b"m", b"w", b"I", b"T") or name in (SUMMARY, START, SEGMENTS):
             field = MESSAGES
         elif name == PHASE:
             field = MOVES
         elif name[:2] == TAG and kind != b"c":
             field = TAGS
-        elif kind in (b"p", b"q", b"n", b"y"):
-            field = ITEMS
         elif kind in (b"s", b"d", b"i") and name[:1] != b"#":
             field = name.decode("utf-8", "surrogatepass")
         if kind == b"i":

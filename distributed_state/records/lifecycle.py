@@ -238,6 +238,7 @@ async def _clean(tiers: Tiers, done: Mapping[RecordKeys, int]) -> None:
     for keys, version in done.items():
         notice = f"{places[keys.partition].epoch} {version + 1} {tiers.replica} -"
         touched = [keys.record, keys.hydration, keys.channel, keys.lifetimes, keys.items, keys.leases, keys.lock]
+        touched += [keys.output, keys.stop]
         calls.append((DROP, touched, [version, notice, keys.text]))
     for answer in await retry(tiers.port.scripts, calls):
         if isinstance(answer, StateError):

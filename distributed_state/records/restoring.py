@@ -37,6 +37,7 @@ from distributed_state.values.journal import State
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import (
     DELETED,
+    INBOX,
     ITEMS,
     LIFETIME,
     NEXT,
@@ -50,6 +51,7 @@ from distributed_state.values.model import (
     Message,
     Ref,
     deleted_error,
+    is_kept,
     is_value,
 )
 from distributed_state.warm.answers import Draft
@@ -144,8 +146,7 @@ def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
         changes.wipe()
         changes.reserved(SEGMENTS, runs)
     handled = {SEGMENTS, START, NEXT, OWNER, PARENT, LIFETIME, RESTORED, ITEMS}
-    # An answered request stays answered: otherwise it would be applied again when its caller repeats it.
-    handled |= {name for name in (*present.fields, *target.fields) if name[:2] == REQUEST}
+    handled |= {name for name in (*present.fields, *target.fields) if is_kept(name)}
     # Remove expired fields too: if no field of the target expires, `#timed` is removed, and they would reappear.
     for name in sorted(present.all_stored.keys() - target.fields.keys() - handled):
         changes.reserved(name, None)
@@ -156,7 +157,7 @@ def _restore(changes: Changes, present: CachedRecord, target: State) -> None:
 
 def carried(form: Codec, to: Codec, name: bytes, value: bytes) -> bytes:
     """Convert a stored field to the form in which another record, or another version of this one, stores it."""
-    return form.carry(value, codec.decode_key(name), to) if is_value(name) else value
+    return form.carry(value, codec.place_of(name), to) if is_value(name) else value
 
 
 _PARTS = ("fields", "bytes", "phase", "expires", "messages")
@@ -194,8 +195,8 @@ def export(entry: CachedRecord, fields: dict[str, Any], messages: list[Message] 
         "phase": None if phase is None else phase.decode("utf-8", "surrogatepass"),
     }
     if entry.expires != field_ttl.NEVER:
-        ends = {name: field_ttl.split(data)[0] for name, data in entry.fields.items() if field_ttl.marked(data)}
-        state["expires"] = {codec.decode_key(name): deadline for name, deadline in ends.items()}
+        ends = {name: field_ttl.split(data)[0] for name, data in entry.fields.items() if name[:1] != b"#"}
+        state["expires"] = {codec.decode_key(name): end for name, end in ends.items() if end != field_ttl.NEVER}
     if messages is not None:
         # Each message gets the time of its commit; otherwise a restore would give it the time of the restore.
         dated = ({"timestamp": each.timestamp} if each.timestamp is not None else {} for each in messages)
@@ -323,7 +324,7 @@ async def plan_fork(
     fields = state.fields
     own = {SEGMENTS, START, PARENT, DELETED, LIFETIME, RESTORED, ITEMS, *changes.fields}
     for name, value in fields.items():
-        if name not in own:
+        if name not in own and name[:2] != INBOX:  # what was posted waits for a turn of the source
             answer = name[:2] == REQUEST
             data = _answer(form, to, name, value, state.version) if answer else carried(form, to, name, value)
             changes.reserved(name, data)

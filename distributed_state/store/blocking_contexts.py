@@ -11,7 +11,7 @@ from typing import Any, Generic, Self, overload
 from distributed_state.conversation.agent_state import AgentState, ToolCall
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.tools import Tool
-from distributed_state.conversation.turn import AsyncTurn
+from distributed_state.conversation.turn import AsyncStoppable, AsyncTurn
 from distributed_state.conversation.window import Strategy, Summarizer, Window
 from distributed_state.formats import Counter, estimate
 from distributed_state.port.blocking import finish
@@ -19,7 +19,7 @@ from distributed_state.port.bodies import leaving
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import AsyncTransaction, Transaction
 from distributed_state.records.typed import AsyncEdit
-from distributed_state.results import TurnTimes, Written
+from distributed_state.results import Input, TurnTimes, Written
 from distributed_state.store.lifecycle import blocking_of
 from distributed_state.values.items import ANY
 from distributed_state.values.model import Message
@@ -80,6 +80,21 @@ class TransactionBody:
 
     def __enter__(self) -> Transaction:
         return finish(self._core.__aenter__())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._core.__aexit__(kind, error, trace))
+
+
+class Stoppable:
+    """A part of a turn that a stop ends by itself, from `turn.stoppable()`."""
+
+    def __init__(self, core: AsyncStoppable) -> None:
+        self._core = core
+
+    def __enter__(self) -> None:
+        finish(self._core.__aenter__())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -167,6 +182,25 @@ class Turn(MutableMapping[str, Any]):
     def outcome(self, value: Any) -> None:
         self._core.outcome = value
 
+    @property
+    def inbox(self) -> tuple[Input, ...]:
+        """The inputs that wait for a turn and that this one has not taken, oldest first: see `session.post`."""
+        return self._core.inbox
+
+    def take(self, *numbers: int) -> tuple[Input, ...]:
+        """Take the inputs of `inbox`, or those with these numbers: this turn serves them, and its commit removes them.
+
+        From here on, those who follow the requests of these inputs follow this turn: see `session.output`.
+        """
+        return self._core.take(*numbers)
+
+    def arrived(self) -> tuple[Input, ...]:
+        """Look for inputs that were posted since the turn began or looked last, and add them to `inbox`.
+
+        For a body that can change its course: look between two steps, and take what came.
+        """
+        return finish(self._core.arrived())
+
     def append(self, *messages: Message | dict[str, Any]) -> None:
         """Add messages to the conversation with this turn."""
         self._core.append(*messages)
@@ -247,6 +281,43 @@ class Turn(MutableMapping[str, Any]):
         an object or do not fit, the id of another call. Errors of the store itself are raised.
         """
         return finish(self._core.call(tool, arguments, call_id=call_id, tools=tools))
+
+    def stream(self, chunk: Any) -> None:
+        """Show a part of the answer to those who follow this turn, on any replica: see `session.output`.
+
+        A chunk is a str, bytes or a JSON value. It is sent within `stream_interval` seconds, is not state, and is
+        never in the history. Raises Fenced if the lease is lost, TooLarge above a quarter of `output_bytes`.
+        """
+        finish(self._core.stream(chunk))
+
+    def flush(self) -> None:
+        """Send the chunks that wait for `stream_interval`."""
+        finish(self._core.flush())
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody asked this turn to stop."""
+        return self._core.stopping
+
+    def stoppable(self) -> Stoppable:
+        """A part of the turn that `session.stop` ends by itself: Stopped is raised at its end, and the turn goes on.
+
+        Example::
+
+            with session.turn(request_id="r1") as turn:
+                answer = ""
+                try:
+                    with turn.stoppable():
+                        for token in ("Os", "lo"):  # from a model
+                            answer += token
+                            turn.stream(token)
+                except Stopped:
+                    answer += " (stopped)"
+                turn.append({"role": "assistant", "content": answer})
+
+        Outside of it a stop ends the whole turn, and nothing is written.
+        """
+        return Stoppable(self._core.stoppable())
 
     def model(self, name: str) -> AbstractContextManager[None]:
         """Measure a call of a model: `with turn.model("gpt-5"):` around it, in either API. Shown in `times`."""

@@ -6,9 +6,10 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
+from distributed_state.conversation.output import AsyncOutput
 from distributed_state.events.consumer import AsyncEvents
 from distributed_state.port.blocking import finish
-from distributed_state.results import Event
+from distributed_state.results import Event, OutputPart
 
 
 class Events:
@@ -63,6 +64,69 @@ class Events:
         return self
 
     def __next__(self) -> Event:
+        try:
+            return finish(self._core.__anext__())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
+class Output:
+    """The output of a session's running turns, from `session.output(...)`.
+
+    Example::
+
+        for part in session.output("r1"):
+            match part:
+                case Chunk(position, data):
+                    print(data)
+                case Restarted():
+                    print("again:")
+                case Ended(version=version, outcome=outcome):
+                    print(outcome)
+    """
+
+    def __init__(self, core: AsyncOutput) -> None:
+        self._core = core
+
+    @property
+    def ready(self) -> int:
+        """How many parts have come that `next` has not returned yet."""
+        return self._core.ready
+
+    @property
+    def over(self) -> bool:
+        """Whether no part will come: the request's turn has ended, or the output was closed."""
+        return self._core.over
+
+    @property
+    def running(self) -> bool:
+        """Whether a turn ran, of any request, when the output was looked at last: at least once a second."""
+        return self._core.running
+
+    def next(self, timeout: float | None = None) -> OutputPart | None:
+        """Wait for the next part; None after `timeout` seconds without one, and after the end of the request's turn.
+
+        Without `timeout` it waits without limit.
+        """
+        return finish(self._core.next(timeout))
+
+    def close(self) -> None:
+        """Stop following."""
+        finish(self._core.close())
+
+    def __enter__(self) -> Self:
+        finish(self._core.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._core.__aexit__(kind, error, trace))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> OutputPart:
         try:
             return finish(self._core.__anext__())
         except StopAsyncIteration:

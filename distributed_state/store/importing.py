@@ -23,7 +23,7 @@ import orjson
 
 from distributed_state.cold.record_items import OlderItem
 from distributed_state.errors import Conflict, CorruptState, InvalidValue, TooLarge, WarmUnavailable
-from distributed_state.settings import Settings
+from distributed_state.settings import MOST_INPUTS, Settings
 from distributed_state.store.export import FORMAT
 from distributed_state.tiers import ambient
 from distributed_state.tiers import read as read_path
@@ -33,6 +33,7 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.journal import JournalEntry, Op, State, fold, item_of, pack, unpack
 from distributed_state.values.model import (
     DELETED,
+    INBOX,
     INITIALIZED,
     ITEMS,
     LIFETIME,
@@ -51,6 +52,7 @@ from distributed_state.values.model import (
     Ref,
     checked_phase,
     escape,
+    is_input,
     is_state,
     is_value,
     unescape,
@@ -147,6 +149,12 @@ def check_reserved(name: bytes, value: bytes) -> None:
     elif name == LIFETIME:
         idle, _, until = value.partition(b" ")
         digits(name, idle), digits(name, until)
+    elif name == INBOX:
+        _following, _entries, _bytes = (digits(name, number) for number in value.split(b" "))
+    elif name[:2] == INBOX:
+        number, *_served = (digits(name, each) for each in value.split(b" ", 1))
+        if name[2:3] != b"q" or not number:
+            raise ValueError(f"{name!r:.80} is not the request of an input")
     elif name == DELETED and Expiry.read(value):
         return
     elif (name in (DELETED, TIMED) or name[:2] == TAG) and value != b"1":
@@ -163,6 +171,20 @@ def check_text(name: bytes, text: bytes) -> None:
             raise ValueError("#summary is invalid")
     elif name[:2] == REQUEST and not (isinstance(value, list) and len(value) in (1, 4) and type(value[0]) is int):
         raise ValueError(f"{key!r:.80} is not the result of a request")
+    elif is_input(name):
+        message, request_id = value
+        codec.as_message(message)
+        if request_id is not None and not isinstance(request_id, str):
+            raise ValueError(f"{key!r:.80} has the request {request_id!r:.80}")
+
+
+def _check_mark(name: bytes, value: bytes) -> None:
+    """Check what precedes a value: the deadline of a user's field, a number that commit.lua noted with another."""
+    if name[:1] != b"#":
+        if field_ttl.split(value)[0] > 1e12:
+            raise ValueError(f"{name!r:.80}: a deadline that no clock comes to")
+    elif field_ttl.noted(value) is None or len(field_ttl.mark(value)) > 18:
+        raise ValueError(f"{name!r:.80}: {value[:20]!r} is not a noted number")
 
 
 def check_message(text: bytes, name: str = "message") -> None:
@@ -237,6 +259,7 @@ class ImportedFile:
             raise InvalidValue("the file contains no change")
         try:
             self._check_shown()
+            self._check_inbox()
         except WRONG as error:
             raise InvalidValue(f"the last state is invalid: {error}") from error
         if self._stops and self._stops[-1] > int(self._fields.get(NEXT, b"0")):
@@ -328,15 +351,17 @@ class ImportedFile:
             codec.encode_key(key)
         elif len(name) > LONGEST:
             raise TooLarge(f"a reserved field's name of {len(name)} bytes is more than {LONGEST}")
-        if len(value) > self._settings.max_field_bytes and name != SEGMENTS:
-            limit = self._settings.max_field_bytes
-            raise TooLarge(f"{key!r:.80}: {len(value)} bytes are more than max_field_bytes={limit}")
+        most = "max_message_bytes" if is_input(name) else "max_field_bytes"
+        limit = getattr(self._settings, most)
+        if len(value) > limit and name != SEGMENTS:
+            raise TooLarge(f"{key!r:.80}: {len(value)} bytes are more than {most}={limit}")
         if not is_value(name):
             check_reserved(name, value)
-        elif not is_encrypted(value):
-            if field_ttl.marked(value) and field_ttl.split(value)[0] > 1e12:
-                raise ValueError(f"{key!r:.80}: a deadline that no clock comes to")
-            check_text(name, field_ttl.split(value)[1])
+        else:
+            if field_ttl.marked(value):
+                _check_mark(name, value)
+            if not is_encrypted(value):
+                check_text(name, field_ttl.split(value)[1])
         self._fold(Op(b"s", name, value))
 
     def _fold(self, op: Op) -> None:
@@ -347,7 +372,8 @@ class ImportedFile:
         if counts and name in self._fields:
             self._sizes[ours] -= len(name) + len(self._fields[name])
         tags = [each for each in self._tags if op.kind == b"c" and name == TAG]
-        self._sizes[True] -= sum(len(each) + len(self._fields[each]) for each in tags)
+        inbox = [each for each in self._fields if each[:2] == INBOX] if op.kind == b"c" and name == TAG else []
+        self._sizes[True] -= sum(len(each) + len(self._fields[each]) for each in (*tags, *inbox))
         fold(self._fields, [op])
         if counts and name in self._fields:
             self._sizes[ours] += len(name) + len(self._fields[name])
@@ -438,6 +464,15 @@ class ImportedFile:
                 raise ValueError(f"messages {first} to {last - 1} are shown, but some of them are missing in the file")
             at = last
 
+    def _check_inbox(self) -> None:
+        """Raise ValueError unless the inputs are counted as commit.lua counts them. Their bytes may have changed."""
+        inputs = [digits(name, name[2:]) for name in self._fields if is_input(name)]
+        following, entries, _ = (int(number) for number in self._fields.get(INBOX, b"1 0 0").split())
+        if entries != len(inputs) or entries > MOST_INPUTS:
+            raise ValueError(f"an inbox of {len(inputs)} inputs has {entries}")
+        if not following or not all(0 < number < following for number in inputs):
+            raise ValueError(f"the next input is number {following}, after {inputs!r:.80}")
+
 
 def _since(value: bytes) -> int:
     """The version from which on items are shown, stored in `#items`."""
@@ -488,7 +523,7 @@ class Reencoded:
             return message_ranges.taken_over(value, self._target.record)
         if not is_value(name):
             return value
-        key = codec.decode_key(name)
+        key = codec.place_of(name)
         data = self._source.carry(value, key, self._target)
         hidden = is_encrypted(value)
         if not hidden and name[:2] != REQUEST:
@@ -499,7 +534,7 @@ class Reencoded:
         kept = codec.decode(text, key) if name[:2] == REQUEST else [None]
         if len(kept) == 4 and kept[3]:
             # The turn's changes to its user's record were applied when it ran.
-            return field_ttl.wrap(self._target.encode([*kept[:3], None], key), field_ttl.split(data)[0])
+            return field_ttl.mark(data) + self._target.encode([*kept[:3], None], key)
         return data
 
     def _item(self, name: bytes, data: bytes, writer: str) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from distributed_state.cold.aside import Stopped
+from distributed_state.cold.aside import ArchivingStopped
 from distributed_state.cold.store import ColdStore
 from distributed_state.cold.values import Cursor
 from distributed_state.errors import ColdUnavailable, StateError, UnknownOperation, WarmUnavailable
@@ -321,7 +321,7 @@ class Archiver:
             # It was one transaction, so no batch was inserted.
             except UnknownOperation as error:
                 self._stop(passed, {error.partition: (error.offset, str(error))})
-            except Stopped as error:
+            except ArchivingStopped as error:
                 self._stop(passed, error.places)
                 self._refused |= error.places.keys()
         for partition in sorted(passed.fits.keys() - passed.unmatched.keys()):

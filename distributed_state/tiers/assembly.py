@@ -26,6 +26,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import orjson
 
@@ -55,6 +56,8 @@ from distributed_state.warm.heartbeat import Figures, Heartbeat
 from distributed_state.warm.lease import AsyncLease, Leases
 from distributed_state.warm.link import Link
 from distributed_state.warm.lock import Taken
+from distributed_state.warm.maintenance import Maintenance
+from distributed_state.warm.output import Followers, Received
 from distributed_state.warm.stream import BackgroundEvents, Position, Stream
 
 log = logging.getLogger(__name__)
@@ -63,7 +66,6 @@ _LOOK_EVERY = 0.05  # seconds between two looks at the last archiving
 _LOOK_SECONDS = 15.0  # between two looks for branches whose event was not published
 _CLOCKS_MS = 600_000  # maximum lead of a replica's clock over Redis' clock, for the time at which a branch was kept
 _KNOWN_IDS = 16_384
-_SILENCE = 1.0  # seconds without an answer after which a replica counts as silent
 _SILENT_SECONDS = 10.0  # seconds for which a silent replica is not waited for again
 
 
@@ -102,6 +104,7 @@ class Tiers:
         self.leases = Leases(
             port, self.warm, self.link, self.start, on_granted=self._lock_granted, on_lost=self._lock_lost
         )
+        self.followers = Followers(port, self.link)
         self._uses_hot = settings.max_staleness > 0 and settings.hot_entries > 0 and settings.hot_bytes > 0
         link = self.link if self._uses_hot else None
         idle_journals = IdleJournals(port, keys, link if settings.url else None)
@@ -113,6 +116,7 @@ class Tiers:
         self.background_events = BackgroundEvents(port, self.stream, keys)
         self.consumers = Consumers(port, self.stream, keys, self.link, self._epochs_over)
         self.heartbeat = Heartbeat(port, self.warm, self.stream, keys, settings, self.rounds, self.figures)
+        self.maintenance = Maintenance(port, self.warm, keys)
         self.gathering = Gathering(port, self.warm, keys, self.unarchived, link, active=settings.beat > 0)
         self._silent: dict[str, float] = {}  # replicas that did not report their unarchived commits, and when
         self.handlings: list[HandlerWorker] = []
@@ -120,6 +124,7 @@ class Tiers:
         self._epochs: dict[int, str] = {}
         self._listening: dict[str, bytes] = {}
         self._handler = self._receive  # one bound method for all channels
+        self._observing: dict[bytes, WeakKeyDictionary[Received, None]] = {}
         self._mutex = port.mutex()
 
     def _local_and_link(self) -> tuple[Hot, Link]:
@@ -187,18 +192,49 @@ class Tiers:
 
     def _stop_listening(self, text: str) -> None:
         channel = self._listening.pop(text, None)
-        if channel is not None:
+        if channel is not None and channel not in self._observing:
             self.link.leave(channel)
         # Last, so that a load that started during the subscription is not kept.
         self.hot.forget(text)
 
+    def observe(self, keys: RecordKeys, received: Received) -> None:
+        """Give this follower the messages about commits of a record, also of this replica's own."""
+        with self._mutex:
+            self._observing.setdefault(keys.channel, WeakKeyDictionary())[received] = None
+        self.link.echo(keys.channel)
+        self.link.watch(keys.channel, self._handler)
+        if self.link.confirmed(keys.channel):
+            received.put_change(b"")
+
+    def stop_observing(self, channel: bytes, received: Received | None = None) -> None:
+        """Undo `observe`, or notice that the last follower was dropped."""
+        with self._mutex:
+            observing = self._observing.get(channel)
+            if observing and received is not None:
+                observing.pop(received, None)
+            if observing:
+                return
+            self._observing.pop(channel, None)
+        self.link.echoed.discard(channel)
+        if self.keys.text_of(channel) not in self._listening:
+            self.link.leave(channel)
+
     def _receive(self, channel: bytes, payload: bytes) -> None:
+        if channel in self._observing:
+            with self._mutex:
+                observing = list(self._observing.get(channel, ()))
+            for each in observing:
+                each.put_change(payload)
+            if not observing:
+                self.stop_observing(channel)
         if not payload:
             self.refill.confirmed(channel)
             return
         epoch, version, replica, change = payload.split(b" ", 3)
         if change[:1] == b"!":
             self.leases.seized(replica.decode())
+        elif change[:1] == b"?":
+            self.leases.stop(replica.decode(), change[1:].decode())
         elif replica != self._name:
             ops = unpack(change[1:]) if change[:1] == b"+" else None
             self.hot.apply(self.keys.text_of(channel), epoch.decode(), int(version), ops)
@@ -250,14 +286,14 @@ class Tiers:
     def _lock_lost(self, lease: AsyncLease) -> None:
         self.background_events.emit("lock.lost", lease.text, {"token": lease.token, "holder": lease.holder})
 
-    async def _gather(self, partition: int, epoch: str) -> tuple[list[JournalEntry], set[str]]:
+    async def _gather(self, partition: int, epoch: str, silence: float) -> tuple[list[JournalEntry], set[str]]:
         if not self.unarchived.enabled:
             return [], set()
         now = self.port.monotonic()
         known = await self.heartbeat.replica_ids()
         # A replica that was silent for one partition is not waited for again in each of the others.
         waited = {each for each in known if now - self._silent.get(each, -math.inf) > _SILENT_SECONDS}
-        found, silent = await self.gathering.gather(partition, epoch, waited, silence=_SILENCE)
+        found, silent = await self.gathering.gather(partition, epoch, waited, silence=silence)
         self._silent.update(dict.fromkeys(silent, now))
         return found, silent | (known - waited)
 
@@ -306,6 +342,8 @@ class Tiers:
                 "resyncs": self.consumers.resyncs,
                 **self.telemetry.totals(),
                 "full_at": int(self.warm.full_at),
+                "output_dropped": self.leases.outputs.dropped,
+                "output_dropped_at": int(self.leases.outputs.dropped_at),
                 "restarted": self.recovery.count,
                 "restarted_at": int(self.recovery.last),
                 "complete": self.recovery.complete,

@@ -271,16 +271,18 @@ class Changes:
     def append(self, message: Message | dict[str, Any]) -> Message:
         """Add a message; returns the message as it is stored."""
         self._admit()
-        if self._prepare_message is not None:
-            message = self._prepare_message(message)
-        if not isinstance(message, Message):
-            message = codec.as_message(message)
+        message = self._prepared(message)
         data = self._codec.encode_message(message)
         if len(data) > self._settings.max_message_bytes:
             limit = self._settings.max_message_bytes
             raise TooLarge(f"a message of {len(data)} bytes is more than max_message_bytes={limit}")
         self._last.append((b"m", b"", _compact(data)))
         return message
+
+    def _prepared(self, message: Message | dict[str, Any]) -> Message:
+        if self._prepare_message is not None:
+            message = self._prepare_message(message)
+        return message if isinstance(message, Message) else codec.as_message(message)
 
     def phase(self, phase: str | None) -> None:
         """Move to a phase and emit an event; None removes the phase."""
@@ -374,6 +376,23 @@ class Changes:
         """Set or delete a field by its stored name, reserved ones included."""
         self._fields[name] = (b"d", name, b"") if value is None else (b"s", name, _compact(value))
 
+    def answered(self, name: bytes, value: bytes) -> None:
+        """Note an answered request under its stored name; the server adds the version."""
+        self._fields[name] = (b"r", name, _compact(value))
+
+    def post(self, message: Message | dict[str, Any], request_id: str | None, tag: bytes) -> None:
+        """Add an input to the inbox, with the tag of its request, or an empty one."""
+        text = codec.encode([self._prepared(message).to_dict(), request_id], "message")
+        data = self._codec.seal(text, codec.MESSAGE)
+        for name in ("max_message_bytes", "inbox_bytes"):
+            if len(data) > getattr(self._settings, name):
+                raise TooLarge(f"an input of {len(data)} bytes is more than {name}={getattr(self._settings, name)}")
+        self._last.append((b"I", tag, _compact(data)))
+
+    def take(self, inputs: Mapping[int, bytes], forgotten: Mapping[int, bytes]) -> None:
+        """Take inputs out of the inbox, and forget requests: the tag of the request by the number of the input."""
+        self._last.append((b"T", _numbered(forgotten), _numbered(inputs)))
+
     def label(self, label: str) -> None:
         """Name the version that this change creates."""
         if not isinstance(label, str) or not label or len(label) > 500:
@@ -425,6 +444,10 @@ class Changes:
             self._owner, self._actor or ambient.actor(), self._lifetime,
             ambient.level(self._settings) if durability is None else level_of(durability), about_items, expected_items,
         )  # fmt: skip
+
+
+def _numbered(tags: Mapping[int, bytes]) -> bytes:
+    return b" ".join(b"%d:%b" % (number, tag) if tag else b"%d" % number for number, tag in sorted(tags.items()))
 
 
 def add(stored: Any, by: int | float, key: str) -> int | float:

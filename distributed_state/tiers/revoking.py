@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from distributed_state.errors import NotFound, StateError
+from distributed_state.errors import ColdUnavailable, NotFound, StateError
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values.access_tokens import AccessToken, is_id
 from distributed_state.warm.scripts import REVOKE
@@ -21,29 +21,42 @@ log = logging.getLogger(__name__)
 ACCEPTED_WITHOUT_SQL = 3600.0
 """Seconds after its last reading from SQL for which a token is accepted while SQL is unavailable."""
 _TOGETHER = 1000  # ids in one call of the script
+MEANWHILE = "until SQL answers, services refuse the token, but not the tokens created with it; revoke it again then"
+
+
+class RevokedMeanwhile(ColdUnavailable):
+    """Redis has the revocation and SQL, which keeps it, is unavailable: revoke the token again later."""
 
 
 async def revoke(tiers: Tiers, id: str, *, alone: bool = False) -> AccessToken:
     """Revoke a token, and unless `alone` all tokens made with it. Raises NotFound, and ColdUnavailable.
 
-    Redis learns of the token itself first: if SQL is unavailable, services still refuse it.
+    Redis learns of the token itself first: if SQL is unavailable, services still refuse it (RevokedMeanwhile).
     """
     if not is_id(id):
         raise NotFound(f"there is no token {id!r:.80}")
-    await _mark(tiers, [id])
+    noted = await _mark(tiers, [id])
     tokens = tiers.cold.access_tokens
-    token, revoked = await tiers.port.sql(tokens.revoke_alone if alone else tokens.revoke, id)
+    try:
+        token, revoked = await tiers.port.sql(tokens.revoke_alone if alone else tokens.revoke, id)
+    except ColdUnavailable as error:
+        if not noted:
+            raise
+        raise RevokedMeanwhile(f"{error}: {MEANWHILE}") from error
     await _mark(tiers, sorted(revoked - {id}))
     return token
 
 
-async def _mark(tiers: Tiers, ids: list[str]) -> None:
+async def _mark(tiers: Tiers, ids: list[str]) -> bool:
+    """Note in Redis that these are revoked; return whether Redis did."""
     kept_ms = int(2 * ACCEPTED_WITHOUT_SQL * 1000)
     try:
         for at in range(0, len(ids), _TOGETHER):
             await tiers.warm.script(REVOKE, [tiers.keys.revoked], [kept_ms, *ids[at : at + _TOGETHER]])
     except StateError as error:  # workers that reach SQL refuse the tokens all the same
         log.warning("revoke: Redis did not note the revocation, so workers that cannot read SQL accept them: %s", error)
+        return False
+    return True
 
 
 async def revoked_in_redis(tiers: Tiers, ids: Collection[str]) -> set[str]:

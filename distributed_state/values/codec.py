@@ -24,7 +24,7 @@ from pydantic import BaseModel, ValidationError
 
 from distributed_state.errors import CorruptState, DecryptionFailed, InvalidValue, TooLarge
 from distributed_state.values import field_ttl
-from distributed_state.values.model import Message, has_pair, refuse_pair
+from distributed_state.values.model import Message, has_pair, is_input, refuse_pair
 
 _OPTIONS = orjson.OPT_PASSTHROUGH_SUBCLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_DATACLASS
 _CONSTANTS = {None: b"null", True: b"true", False: b"false"}
@@ -34,6 +34,7 @@ BYTES = b"\x02"  # the first byte of values that are bytes, not JSON
 _FRAMED = (SEALED, b"!")
 MESSAGE = "#message"  # the name of every message; names of fields never begin with #
 EVENT = "#event "  # the prefix of the name of an event's data
+OUTPUT = "#output "  # the prefix of the name of chunks that a turn streams
 ITEM = "#item "  # the prefix of the name of an item
 Scalar = (str, int, float, bool, type(None))
 _ADVICE: tuple[tuple[type | tuple[type, ...], str], ...] = (
@@ -234,6 +235,11 @@ def key_id(data: bytes) -> str:
     return data[2 : 2 + data[1]].decode("ascii", "replace") if data[:1] == SEALED and len(data) > 1 else ""
 
 
+def place_of(field: bytes) -> str:
+    """The name under which a stored field is encrypted. An input has its number only once it is stored."""
+    return MESSAGE if is_input(field) else decode_key(field)
+
+
 def event_name(type: str, id: str) -> str:
     """The name under which an event's data is encrypted."""
     return f"{EVENT}{type} {id.rpartition('.')[0]}"
@@ -293,7 +299,7 @@ class Codec:
     def carry(self, data: bytes, name: str, to: Codec) -> bytes:
         """Convert stored bytes to those that `to` stores. Raises DecryptionFailed."""
         same = (self.namespace, self.record) == (to.namespace, to.record)
-        return data if same else field_ttl.wrap(self.open(data, name), field_ttl.split(data)[0])
+        return data if same else field_ttl.mark(data) + self.open(data, name)
 
     def failed(self, data: bytes, name: str, why: str) -> DecryptionFailed:
         """The error for stored bytes that cannot be opened."""

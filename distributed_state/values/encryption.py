@@ -21,7 +21,7 @@ from typing import Any
 
 from distributed_state.errors import ConfigurationError, InvalidValue
 from distributed_state.values import codec, field_ttl
-from distributed_state.values.codec import EVENT, MESSAGE, SEALED, Codec
+from distributed_state.values.codec import EVENT, MESSAGE, OUTPUT, SEALED, Codec
 from distributed_state.values.model import Message
 
 _KEY_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -170,7 +170,7 @@ class Encryption:
         """Whether the values of this field, or messages, are encrypted."""
         if name[:1] == "#":
             # The outcome of a request may contain any data.
-            return self.messages if name in (MESSAGE, "#summary") else True
+            return self.messages if name in (MESSAGE, "#summary") or name.startswith(OUTPUT) else True
         return self._pattern is not None and self._pattern.match(name) is not None
 
 
@@ -253,15 +253,13 @@ class Sealed(Codec):
     def carry(self, data: bytes, name: str, to: Codec) -> bytes:
         """Convert a stored value for another record, or for this one under the current key."""
         text = self.open(data, name)
-        deadline = field_ttl.split(data)[0]
         same = (self.namespace, self.record) == (to.namespace, to.record)
         if same and not self.stale(data, name):
             return data
         # A value that was encrypted stays encrypted, even if that is no longer required.
         sealed = isinstance(to, Sealed) and field_ttl.split(data)[1][:1] == SEALED
-        return field_ttl.wrap(
-            to.enclose(text, name) if isinstance(to, Sealed) and sealed else to.seal(text, name), deadline
-        )
+        again = to.enclose(text, name) if isinstance(to, Sealed) and sealed else to.seal(text, name)
+        return field_ttl.mark(data) + again
 
     # Errors about values that cannot be stored do not reveal their contents.
 

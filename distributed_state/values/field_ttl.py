@@ -1,7 +1,8 @@
 """Values that expire. Law: a deadline is stored before its value in the same bytes, so they change together.
 
 `!<milliseconds since 1970> <JSON>`: replacing the field replaces the deadline too, in Redis, journal and SQL.
-For a message, which has no deadline, the same mark holds its commit time; commit.lua adds it.
+For a message, which has no deadline, the same mark holds its commit time; commit.lua adds it. Before a reserved field's
+value commit.lua notes a number (`noted`): the mark holds it plus 10^15, which is not a deadline.
 
 Design: section 10.
 """
@@ -9,6 +10,7 @@ Design: section 10.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,6 +19,9 @@ from distributed_state.errors import InvalidValue
 NEVER = math.inf
 _MARK = b"!"
 _LONGEST = 100 * 366 * 86400.0
+_NUMBERS = 10**15  # ms, in the year 33658
+NOTED = re.compile(rb"!1(\d{15}) ")
+"""Matches the mark of a number that commit.lua noted."""
 
 
 def after(ttl: Any, now: float) -> float:
@@ -59,6 +64,22 @@ def dated(data: bytes, time_ms: int) -> bytes:
     return b"%b%d %b" % (_MARK, time_ms, data)
 
 
+def note(data: bytes, number: int) -> bytes:
+    """The stored form of a value with a number that commit.lua notes: a version, or a time in ms."""
+    return dated(data, _NUMBERS + number)
+
+
+def noted(data: bytes) -> int | None:
+    """The number that commit.lua noted with a stored value; None if there is none."""
+    found = NOTED.match(data)
+    return None if found is None else int(found[1])
+
+
+def mark(data: bytes) -> bytes:
+    """The mark at the beginning of stored bytes, with the space behind it, or nothing."""
+    return data[: len(data) - len(split(data)[1])]
+
+
 def marked(data: bytes | None) -> bool:
     """Whether stored bytes carry a deadline."""
     return data is not None and data[:1] == _MARK
@@ -69,8 +90,10 @@ def split(data: bytes) -> tuple[float, bytes]:
     if data[:1] != _MARK:
         return NEVER, data
     mark, space, rest = data.partition(b" ")
-    number = mark[1:]
-    return (int(number) / 1000, rest) if space and number.isdigit() else (NEVER, data)
+    if not space or not mark[1:].isdigit():
+        return NEVER, data
+    number = int(mark[1:])
+    return NEVER if number >= _NUMBERS else number / 1000, rest
 
 
 def over(data: bytes, now: float) -> bool:

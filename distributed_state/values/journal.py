@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from distributed_state.errors import CorruptState
-from distributed_state.values.model import DELETED, NEXT, SEGMENTS, START, TAG
+from distributed_state.values.model import DELETED, INBOX, NEXT, SEGMENTS, START, TAG
 
 Operation = tuple[bytes, bytes, bytes]  # an Op without the names of its parts
 
@@ -20,12 +20,13 @@ Operation = tuple[bytes, bytes, bytes]  # an Op without the names of its parts
 class Op(NamedTuple):
     """One operation of a change: `kind` is a letter.
 
-    s set a field   d delete a field   c clear the user's fields (with the name ## the tags, too)
+    s set a field   d delete a field   c clear the user's fields (with the name ## the tags and the inbox, too)
     m append a message (name: its sequence number)
     w wipe the messages (value: sequence number of the next)   l label, changes nothing
     e an event written with the change, changes nothing (name: offset, type and subject; value: JSON text of its data)
     p put an item, which the fields do not show (name: collection, NUL, key; value: its frame)   q delete one
-    i add an integer (in requests only; the journal keeps the result as s)
+    In requests only; the journal keeps the results as s and d: i add an integer
+    r note an answered request   I add an input to the inbox   T take inputs out of it
     """
 
     kind: bytes
@@ -84,7 +85,8 @@ def fold(fields: dict[bytes, bytes], ops: Iterable[Operation]) -> None:
         elif kind == b"m":
             fields[NEXT] = b"%d" % (int(name) + 1)
         elif kind == b"c":
-            for key in [key for key in fields if not key.startswith(b"#") or (name == TAG and key.startswith(TAG))]:
+            more = (TAG, INBOX) if name == TAG else ()
+            for key in [key for key in fields if not key.startswith(b"#") or key.startswith(more)]:
                 del fields[key]
         elif kind == b"w":
             fields[START] = value

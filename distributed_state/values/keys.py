@@ -73,7 +73,18 @@ class RecordKeys:
     items: bytes  # hash: its newest items
     forks: bytes  # hash: forks of it that are being made, each with a deadline; the hash has a TTL
     leases: bytes
+    stop: bytes  # string, temporary: the lock value of the holder that is asked to stop, and why
+    output: bytes  # stream, temporary: chunks of turns; an entry is named by the token and its last chunk's number
+    output_channel: bytes  # channel: entries of the output, and stops, for followers of turns
     commit_keys: tuple[bytes, ...] = field(init=False, compare=False, repr=False)
+
+    def stop_of(self, tag: str) -> bytes:
+        """A string, temporary: why the workflow of the request with this tag is to stop before its next step."""
+        return self.stop + b":" + tag.encode()
+
+    def ticket_of(self, digest: str) -> bytes:
+        """A string, temporary: the caller of the ticket with this digest, by which the record may be followed."""
+        return self.stop + b":ticket:" + digest.encode()
 
     def __post_init__(self) -> None:
         keys = (self.record, self.lock, self.hydration, self.journal, self.meta, self.channel)
@@ -100,6 +111,7 @@ class Keys:
         self._fleet = f"{namespace}:{{{tag(0, partitions)}}}"
         self.roll = f"{self._fleet}:roll".encode()  # sorted set: the replicas, and when each counts as lost
         self.failed_starts = f"{self._fleet}:failed_starts".encode()  # hash: replicas that failed to start, and why
+        self.maintenance = f"{self._fleet}:maintenance".encode()  # string: when the maintenance ends, by whom, and why
         self.revoked = f"{self._fleet}:revoked".encode()  # sorted set: access tokens, by when they were revoked
         self.gatherings = f"{self._fleet}:gatherings".encode()  # hash, temporary: partitions that replicas must report
         self.gatherings_channel = f"{self._fleet}:gather".encode()  # channel: a report is requested
@@ -144,7 +156,7 @@ class Keys:
         return crc_hqx(tag(partition, self.partitions).encode(), 0) % SLOTS
 
     def replica(self, replica: str) -> bytes:
-        """A string, temporary: a replica's report about itself."""
+        """A string, temporary once the replica is lost: its report about itself."""
         return f"{self._fleet}:replica:{replica}".encode()
 
     def partition(self, partition: int) -> PartitionKeys:
@@ -194,4 +206,7 @@ class Keys:
             items=f"{prefix}:i:{ref.text}".encode(),
             forks=f"{prefix}:f:{ref.text}".encode(),
             leases=f"{prefix}:leases".encode(),
+            stop=f"{record}:lock:stop".encode(),
+            output=f"{prefix}:o:{ref.text}".encode(),
+            output_channel=f"{prefix}:oc:{ref.text}".encode(),
         )

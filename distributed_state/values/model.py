@@ -65,6 +65,7 @@ STATE_FIELDS = frozenset(
 )
 REQUEST = b"#q"  # followed by the id of a request that was answered; its outcome
 TIMES = REQUEST + b"#times "  # not a real field: its deletion carries a note in the name, see values/turn_times.py
+INBOX = b"#b"  # "next entries bytes" of its inputs; followed by a number: an input; by q and a tag: its number
 TAG = b"##"  # followed by a tag of the record: see values/search.py
 
 
@@ -106,12 +107,25 @@ def deleted_error(record: str, version: int, deleted: bytes | None) -> Deleted:
 
 def is_state(name: bytes) -> bool:
     """Whether a stored field is part of the state; other reserved fields are internal to the tiers."""
-    return name[:1] != b"#" or name in STATE_FIELDS or name[:2] in (REQUEST, TAG)
+    return name[:1] != b"#" or name in STATE_FIELDS or name[:2] in (REQUEST, TAG, INBOX)
+
+
+def is_input(name: bytes) -> bool:
+    """Whether a stored field is an input that waits for a turn."""
+    return name[:2] == INBOX and name[2:].isdigit()
 
 
 def is_value(name: bytes) -> bool:
-    """Whether a stored field holds user data: a field, the outcome of a request, or a summary."""
-    return name[:1] != b"#" or name == SUMMARY or name[:2] == REQUEST
+    """Whether a stored field holds user data: a field, the outcome of a request, an input, or a summary."""
+    return name[:1] != b"#" or name == SUMMARY or name[:2] == REQUEST or is_input(name)
+
+
+def is_kept(name: bytes) -> bool:
+    """Whether a stored field stays as it is when an earlier state is restored: answered requests, and the inbox.
+
+    Otherwise a request would be applied again when its caller repeats it, and an input would be served twice.
+    """
+    return name[:2] in (REQUEST, INBOX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Design: section 4.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,14 +25,15 @@ from distributed_state.values import codec, field_ttl
 from distributed_state.values.journal import Operation
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.levels import Level
-from distributed_state.values.model import DELETED, ITEMS, PHASE, SCHEMA, deleted_error
+from distributed_state.values.model import DELETED, INBOX, ITEMS, PHASE, SCHEMA, deleted_error
 from distributed_state.values.search import MOST
 
 REFUSALS = (
     *("backpressure", "conflict", "deleted", "epoch", "exists"),
-    *("fenced", "forgotten", "item", "locked", "misused", "tags", "toolarge"),
+    *("fenced", "forgotten", "inbox", "item", "locked", "misused", "tags", "toolarge"),
 )
 _SHOWN = {PHASE: "phase", SCHEMA: "schema version"}
+_PLAIN = frozenset((b"s", b"d"))  # operations that are in the journal as they were sent
 _REPEATED = 6  # words of an answer that repeats a lost one: known_op.lua
 
 Expectations = Sequence[tuple[bytes, bytes | None]]
@@ -45,6 +46,7 @@ class Draft(NamedTuple):
     - `kind`, `owner`, `actor`: stored in the journal. Kind '' means that the change is only checked.
     - `operations`: changes of fields, messages and items, as in `journal.Op`. `items`: whether any is about items.
     - `events`: additional operations: lifecycle events ('e') and another lifetime ('x'); see operations.lua.
+    - `ends_output`: the operation that ends what a turn streamed, to those who follow it; None: it streamed nothing.
     - `lifetime`: of a session that begins with this commit: idle and total, in ms, 0 for no end.
 
     Conditions, all checked by commit.lua:
@@ -75,6 +77,7 @@ class Draft(NamedTuple):
     items: bool = False
     expected_items: Sequence[Operation] = ()
     creation: str = ""
+    ends_output: Operation | None = None
 
 
 class Committed(NamedTuple):
@@ -122,17 +125,23 @@ class Committed(NamedTuple):
         """The operation that commit.lua adds when it begins an expired record again."""
         return [(b"d", DELETED, b"")] if b"a" in self.flags else []
 
-    def applied(self) -> list[Operation] | None:
-        """Return the operations as in the journal, with sums, numbers and times; None if the answer lacks any."""
+    def applied(self, events: Sequence[Operation] = ()) -> list[Operation] | None:
+        """Return the operations as in the journal, with sums, numbers and times; None if the answer lacks any.
+
+        `events`: the journal's operations for the events, at their place among the others.
+        """
         if self.first_message is None or self.results is None:
             return None
         number = self.first_message
         sums = iter(self.results)
         flags = self.flags
-        applied = []
+        applied: list[Operation] = []
+        inputs: Sequence[Operation] = ()
         for each in self.operations:
             operation, name, value = each
-            if operation == b"i":
+            if operation in _PLAIN:
+                pass
+            elif operation == b"i":
                 each = (b"s", name, b"%d" % next(sums))
             elif operation == b"m" and name:
                 number = int(name) + 1  # a copy keeps its number and its time
@@ -141,6 +150,11 @@ class Committed(NamedTuple):
                     return None
                 each = (b"m", b"%d" % number, field_ttl.dated(value, self.time_ms))
                 number += 1
+            elif operation == b"r":
+                each = (b"s", name, field_ttl.note(value, self.version))
+            elif operation == b"I" or operation == b"T":
+                inputs = (*inputs, each)  # commit.lua does these last
+                continue
             elif operation == b"w":
                 each = (b"w", b"", b"%d" % self.first_message)
             elif operation == b"n":
@@ -154,7 +168,33 @@ class Committed(NamedTuple):
                     continue
                 each = (b"s", ITEMS, b"%d %b" % (self.version, value))
             applied.append(each)
+        applied += events
+        for each in inputs:
+            if self.time_ms is None:
+                return None
+            applied += _of_inbox(each, sums, self.version, self.time_ms)
         return applied
+
+
+def _of_inbox(operation: Operation, results: Iterator[int], version: int, time_ms: int) -> Iterator[Operation]:
+    """The operations that commit.lua makes of one on the inbox."""
+    kind, name, value = operation
+    if kind == b"T":
+        for each in value.split():
+            number, _, request = each.partition(b":")
+            if next(results):
+                yield b"d", INBOX + number, b""
+                if request:
+                    yield b"s", INBOX + b"q" + request, b"%b %d" % (number, version)
+        for each in name.split():
+            if next(results):
+                yield b"d", INBOX + b"q" + each.partition(b":")[2], b""
+    following, entries, used = next(results), next(results), next(results)
+    if kind == b"I":
+        yield b"s", INBOX + b"%d" % (following - 1), field_ttl.note(value, time_ms)
+    yield b"s", INBOX, b"%d %d %d" % (following, entries, used)
+    if kind == b"I" and name:
+        yield b"s", INBOX + b"q" + name, b"%d" % (following - 1)
 
 
 def committed(text: bytes, operations: Sequence[Operation], trailing: Any = None) -> Committed:
@@ -257,6 +297,14 @@ Answer = Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure
 """An answer of commit.lua to a write that it does not refuse."""
 
 
+class Posted(StateError):
+    """An input of this request was accepted before, under `number`; 0: the input to withdraw is not in the inbox."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"accepted before, as number {number}")
+        self.number = number
+
+
 class HeldItem(NamedTuple):
     """An item as Redis has it: the version at which it was put, and its frame, which is empty for a deleted item."""
 
@@ -318,6 +366,9 @@ def refusal(keys: RecordKeys, draft: Draft, lock_value: str, answer: list[Any]) 
         return Locked(f"{record}: held by {holder_of(rest[0].decode(errors='replace'))}")
     if word == "backpressure":
         return Backpressure(f"{record}: {int(rest[0])} commits, {int(rest[1])} bytes of its partition are not archived")
+    if word == "inbox":
+        full = f"{int(rest[0])} inputs of {int(rest[1])} bytes wait for a turn"
+        return Backpressure(f"{record}: its inbox is full, {full}")
     if word == "toolarge":
         return TooLarge(f"{record}: the record would grow to {int(rest[0])} bytes")
     if word == "tags":

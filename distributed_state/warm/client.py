@@ -49,6 +49,7 @@ from distributed_state.warm.answers import (
     HeldItem,
     KnownItems,
     ListedItems,
+    Posted,
     Swap,
     Uninitialised,
     UnknownItems,
@@ -185,7 +186,7 @@ class Warm(RetryingClient):
 
     def __init__(self, port: Port, settings: Settings, replica: str, codec_of: Callable[[str], Codec]) -> None:
         super().__init__(port, settings.retry_for, settings.timeout)
-        self._settings = settings
+        self.settings = settings
         self.replica = replica
         self.codec_of = codec_of
         self.clock = ServerClock(port)
@@ -211,6 +212,9 @@ class Warm(RetryingClient):
             record_bytes=settings.max_record_bytes,
             window_ms=math.ceil(settings.op_window) * 1000,
             kept_events=settings.kept_events,
+            output_ttl=math.ceil(settings.output_ttl * 1000),
+            inbox_limit=settings.inbox_limit,
+            inbox_bytes=settings.inbox_bytes,
         )
         self._constants = (replica,)
         self.ttl_ms = b"%d" % int(settings.warm_ttl * 1000)
@@ -257,14 +261,7 @@ class Warm(RetryingClient):
         """Send writes to many records in one round trip; a refused write is returned as its error."""
         for keys, draft, op in writes:
             self._seal(keys, draft, op)
-        ops = [op for _, _, op in writes]
-        answers: list[Any] = []
-        sent = (ops, f"a batch of {len(writes)}", self._attempt_many, writes, answers)
-        try:
-            await self.retry(self.ops.send, *sent)
-        except WarmUnavailable:
-            if not answers:
-                raise
+        answers = await self.missing(len(writes), lambda left: self._attempt_many([writes[at] for at in left]))
         results: list[Answer | StateError] = []
         for (keys, draft, op), answer in zip(writes, answers, strict=True):
             try:
@@ -273,12 +270,17 @@ class Warm(RetryingClient):
                 results.append(error)
         return results
 
-    async def _attempt_many(self, writes: Sequence[tuple[RecordKeys, Draft, OpId]], answers: list[Any]) -> None:
-        answers[:] = await self.port.scripts([self._call(*write) for write in writes])
-        # Some of several servers may be down. All writes are sent again: the servers recognise those that were applied.
-        for answer in answers:
+    async def _attempt_many(self, writes: Sequence[tuple[RecordKeys, Draft, OpId]]) -> list[Any]:
+        for _, _, op in writes:
+            self.ops.sending(op, f"a batch of {len(writes)}")
+        try:
+            answers = await self.port.scripts([self._call(*write) for write in writes])
+        except WarmUnavailable as error:
+            answers = [error] * len(writes)
+        for (_, _, op), answer in zip(writes, answers, strict=True):
             if isinstance(answer, WarmUnavailable):
-                raise answer
+                self.ops.lost(op)
+        return answers
 
     def _call(self, keys: RecordKeys, draft: Draft, op: OpId) -> Call:
         """Return the call of commit.lua."""
@@ -298,23 +300,26 @@ class Warm(RetryingClient):
         op.sent = arguments
         for operation in draft.operations:
             arguments += operation
-        if not events and not draft.items:
+        if not events and not draft.items and draft.ends_output is None:
             return self._commit, keys.commit_keys, arguments
         ends = False
         for event in events:
             arguments += event
             ends = ends or event[0] in (b"x", b"X")
+        # These change nothing, so they are left out of `op.sent`.
+        more: list[bytes] = []
         if draft.items:
-            # Left out of `op.sent`, because they change nothing.
-            checks = [word for operation in (*op.sql_versions, *draft.expected_items) for word in operation]
-            return (
-                self._commit,
-                (*keys.commit_keys, *keys.event_keys, keys.lifetimes, keys.items),
-                [*arguments, *checks],
-            )
-        # An additional key costs the server as much as a word.
+            more += [word for operation in (*op.sql_versions, *draft.expected_items) for word in operation]
         touched = (*keys.commit_keys, *keys.event_keys)
-        return self._commit, (*touched, keys.lifetimes) if ends else touched, arguments
+        if draft.ends_output is not None:
+            more += draft.ends_output
+            items = keys.items if draft.items else keys.output
+            touched = (*touched, keys.lifetimes, items, keys.output, keys.output_channel)
+        elif draft.items:
+            touched = (*touched, keys.lifetimes, keys.items)
+        elif ends:
+            touched = (*touched, keys.lifetimes)  # an additional key costs the server as much as a word
+        return self._commit, touched, [*arguments, *more] if more else arguments
 
     def _seal(self, keys: RecordKeys, draft: Draft, op: OpId) -> None:
         """Encrypt the additional operations of a change once for all attempts, so that the bytes stay the same."""
@@ -347,6 +352,8 @@ class Warm(RetryingClient):
             return Uninitialised()
         if word in (b"unsure", b"late"):
             return Unsure(int(answer[1]), answer[2].decode(), word == b"late")
+        if word == b"posted":
+            raise Posted(int(answer[1]))
         self.refused[word.decode()] += 1
         raise refusal(keys, draft, op.lock_value, answer)
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from distributed_state.errors import CorruptState, StateError, TooLarge, WarmUnavailable
 from distributed_state.port import Job, Port
+from distributed_state.port.commands import of_its_disk
 from distributed_state.results import Replica
 from distributed_state.settings import Settings
 from distributed_state.values import codec
@@ -36,8 +37,8 @@ _CALM = 50  # up to this many replicas beat at the configured interval; larger f
 _RAREST = 5.0  # but the interval is at most this many times longer
 _LISTED = 100  # a roll of more replicas is read less often
 _KEPT_MS = 3_600_000
-_REASONS = ("replica", "away")
-"""Why a heartbeat was refused: Redis is a read-only replica, or gave no answer."""
+_REASONS = ("replica", "disk", "away")
+"""Why a heartbeat was refused: Redis is a read-only replica, cannot write to its disk, or gave no answer."""
 _SHOWN = 300  # letters of a failure
 _NAMED = 10  # partitions of which nothing is archived
 
@@ -178,9 +179,7 @@ class Heartbeat:
         replica = self._warm.replica
         stated = codec.encode(self._card(), "replica")
         ttl_ms = self._ttl_ms
-        answer = await self._port.script(
-            BEAT, [keys.roll, keys.replica(replica)], [replica, stated, ttl_ms, ttl_ms + _KEPT_MS]
-        )
+        answer = await self._port.script(BEAT, [keys.roll, keys.replica(replica)], [replica, stated, ttl_ms])
         self._members = int(answer[1])
         self._rounds.spread(self._members)
         if answer[0] == b"late":
@@ -206,7 +205,10 @@ class Heartbeat:
         }
 
     async def _publish_loss(self, id: str) -> None:
-        lost = _read(id, await self._port.command(b"GET", self._keys.replica(id)), 0)
+        card = self._keys.replica(id)
+        lost = _read(id, await self._port.command(b"GET", card), 0)
+        # Before it leaves the roll, after which no replica would look at its report again.
+        await self._port.command(b"PEXPIRE", card, _KEPT_MS)
         data = codec.encode({"replica": id, "host": lost.host, "pid": lost.pid})
         written = await self._stream.emit(
             self._keys.partition(0), "replica.lost", f"replica:{id}", "", data, roll=self._keys.roll, member=id
@@ -262,4 +264,6 @@ def release() -> str:
 
 
 def _reason(error: StateError) -> str:
-    return "replica" if isinstance(error, WarmUnavailable) and error.demoted else "away"
+    if isinstance(error, WarmUnavailable) and error.demoted:
+        return "replica"
+    return "disk" if of_its_disk(error) else "away"

@@ -1,4 +1,4 @@
-"""Lists leases: their holders and their waiters. Law: the cost of a look depends on the number of held leases.
+"""Leases of holders elsewhere: clients carry theirs, and all are listed. Law: a look reads only leases that are held.
 
 Each partition has a sorted set of the records whose locks are held, by the locks' tokens: `acquire` adds a member,
 `release` removes it. A lock that expired because its holder died leaves its member there. So leases are read from the
@@ -12,21 +12,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self
 
-from distributed_state.errors import InvalidValue, LockTimeout, WarmUnavailable
+from distributed_state.errors import InvalidValue, LockTimeout, StateError, WarmUnavailable
 from distributed_state.port import Port, Words
 from distributed_state.results import HeldLease, Waiter
+from distributed_state.values import chance
 from distributed_state.values.keys import Keys, RecordKeys
 from distributed_state.warm.clock import ServerClock
 from distributed_state.warm.lease import Leases
-from distributed_state.warm.lock import seizing
-from distributed_state.warm.scripts import RetryingClient
+from distributed_state.warm.lock import check_times, seizing
+from distributed_state.warm.output import Numbers, TurnOutput, stopped, tag_of
+from distributed_state.warm.scripts import RENEW, RetryingClient
 
 _WAITERS = 20
 _PAGE = 1000  # members of one partition in a page, because some are filtered out
 _TTL = 5.0  # maximum seconds for which ending a lease holds the record
-_CARRIED = re.compile(r"\.[0-9a-f]{24}$")  # a lease that a client carries; only this module reads the suffix
+_CARRIED = re.compile(r"\.[0-9a-f]{24}(\.[^.]*!)?$")  # a lease that a client carries; only this module reads the suffix
+_LOCK_VALUE = re.compile(r"x(\d{1,18})@[0-9A-Za-z_.\-]{1,100}:([0-9A-Za-z_.\-]{1,200}!?)")
 _CURSOR = re.compile(r"(\d{1,18})\.(.+)", re.DOTALL)
 
 
@@ -90,8 +94,9 @@ class HeldLeases:
         """Return the leases that are still held."""
         commands: list[Words] = []
         for lock, wait in ((row.keys.lock, row.keys.wait) for row in rows):
-            queue = (b"ZRANGE", wait, 0, _WAITERS - 1, b"WITHSCORES")
-            commands += [(b"GET", lock), (b"PTTL", lock), (b"ZCARD", wait), queue]
+            # Those that were asked to stop have negative scores.
+            queue = (b"ZRANGEBYSCORE", wait, 0, b"+inf", b"WITHSCORES", b"LIMIT", 0, _WAITERS)
+            commands += [(b"GET", lock), (b"PTTL", lock), (b"ZCOUNT", wait, 0, b"+inf"), queue]
         answers = await self._port.exchange(commands) if rows else []
         now = self._clock.now()
         found: list[HeldLease] = []
@@ -198,3 +203,92 @@ async def seconds_left(client: RetryingClient, records: Sequence[RecordKeys]) ->
         left_ms / 1000 if held and left_ms > 0 and b"@%b:" % epochs[keys.meta] in held else None
         for keys, (held, left_ms) in zip(records, locks, strict=True)
     ]
+
+
+# Leases whose holder is not a task of this process
+
+
+@dataclass(frozen=True, slots=True)
+class CarriedLease:
+    """A lock of a holder outside this process, such as an HTTP client, identified by the value that the holder carries.
+
+    This process does not renew it or watch its deadline: the server checks it at each write, and refuses writes under a
+    lease that has ended. Raises ValueError if the value cannot be a lock's.
+    """
+
+    lock_value: str
+    TTL: ClassVar[float] = 30.0
+
+    def __post_init__(self) -> None:
+        if _LOCK_VALUE.fullmatch(self.lock_value) is None:
+            raise ValueError("this is not a lock value")
+
+    @property
+    def token(self) -> int:
+        """The fencing token, greater for every later holder."""
+        return int(self.lock_value[1:].split("@", 1)[0])
+
+    @property
+    def holder(self) -> str:
+        """The name under which the server knows the holder."""
+        return self.lock_value.split(":", 1)[1]
+
+    @classmethod
+    async def take(
+        cls,
+        leases: Leases,
+        keys: RecordKeys,
+        *,
+        wait: float,
+        ttl: float,
+        take_over: int | None = None,
+        turn: str | None = None,
+    ) -> Self:
+        """Take the lease, or raise LockTimeout after `wait` seconds; `take_over` takes it from that token's holder.
+
+        `turn`: the tag of the request whose turn the holder runs.
+        """
+        check_times(wait, ttl, None)
+        # The secret suffix: a holder's name, which is shown elsewhere, does not suffice to write under its lease.
+        holder = f"{leases.name()}.{chance.token_hex(12)}" + ("" if turn is None else f".{turn}!")
+        lock = leases.lock(keys, holder, wait, ttl, seize="" if take_over is None else seizing(take_over))
+        try:
+            return cls((await lock.take(None)).lock_value)
+        except BaseException:
+            await leases.port.shield(lock.give_back(leases.port.monotonic() + ttl))
+            raise
+
+    async def renew(self, leases: Leases, keys: RecordKeys, *, ttl: float) -> bool:
+        """Extend the lease to `ttl` seconds from now; False if it has ended."""
+        check_times(0, ttl, None)
+        answer = (
+            await leases.port.scripts([(RENEW, [keys.lock, keys.meta, keys.stop], [self.lock_value, int(ttl * 1000)])])
+        )[0]
+        if isinstance(answer, StateError):
+            raise answer
+        if len(answer) > 1:
+            await self.check(leases, keys)
+        return bool(answer[0] == b"ok")
+
+    async def check(self, leases: Leases, keys: RecordKeys) -> None:
+        """Raise Stopped if somebody asked the holder to stop, once; one round trip."""
+        asked: bytes | None = await leases.warm.command(b"GET", keys.stop)
+        mine = self.lock_value.encode() + b"\n"
+        reason = None if asked is None or not asked.startswith(mine) else asked.removeprefix(mine).decode()
+        if asked is not None and reason is not None and not reason.endswith("\n"):
+            await leases.warm.command(b"SET", keys.stop, asked + b"\n", b"XX", b"KEEPTTL")
+            raise stopped(keys, leases.warm.codec_of(keys.ref.text), reason)
+
+    def output(self, leases: Leases, keys: RecordKeys, last: int) -> TurnOutput:
+        """The output of the holder's turn, which has streamed this many chunks."""
+        return TurnOutput(leases.outputs, keys, self.lock_value, tag_of(self.lock_value) or "-", Numbers(last))
+
+    async def give_back(self, leases: Leases, keys: RecordKeys, *, ends: TurnOutput | None = None) -> bool:
+        """Release the lease, and end the output; False if it was lost. Has no effect if the lease has ended."""
+        lock = leases.lock(keys, self.holder, 0, self.TTL)
+        lock.output = ends
+        return await leases.port.shield(lock.give_back(leases.port.monotonic()))
+
+    def carry(self, leases: Leases, keys: RecordKeys, streamed: int = 0) -> None:
+        """Make the running task write under it; it is not registered for renewal here."""
+        leases.carry(keys, self.lock_value, self.holder, self.token, streamed)

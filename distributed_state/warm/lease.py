@@ -21,24 +21,22 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 from weakref import ref
 
-from distributed_state.errors import Fenced, Interrupted, Locked, LockTimeout, StateError, WarmUnavailable
+from distributed_state.errors import Fenced, Interrupted, Locked, LockTimeout, StateError, Stopped
 from distributed_state.port import Call, Guard, Job, Port
-from distributed_state.port.bodies import Body, leaving
+from distributed_state.port.bodies import Body, interruptions, leaving
 from distributed_state.port.waited import bounded
-from distributed_state.values import chance
 from distributed_state.values.keys import RecordKeys
 from distributed_state.warm.client import OpId, Warm
 from distributed_state.warm.link import Link
 from distributed_state.warm.lock import Lock, Taken, Waiters, check_times, seizing
+from distributed_state.warm.output import ENDED, FAILED, STOPPED, Numbers, Outputs, TurnOutput, stopped, tag_of
+from distributed_state.warm.per_server import PerServer
 from distributed_state.warm.scripts import RENEW
 
 log = logging.getLogger(__name__)
@@ -47,7 +45,6 @@ _held: ContextVar[dict[tuple[int, str], Callable[[], AsyncLease | None]]] = Cont
 _IDLE_SECONDS = 60.0
 _SHORTEST = 0.005
 _GIVEN_BACK = 2  # times
-_LOCK_VALUE = re.compile(r"x(\d{1,18})@[0-9A-Za-z_.\-]{1,100}:([0-9A-Za-z_.\-]{1,200})")
 
 
 class Leases:
@@ -69,9 +66,10 @@ class Leases:
         self.on_granted = on_granted
         self._on_lost = on_lost
         self.waiters = Waiters(port, link)
-        self.renewal = Renewal(port, self._lose)
+        self.outputs = Outputs(port, warm, start, warm.settings)
+        self.renewal = Renewal(port, self._lose, self.stop)
         self._count = itertools.count(1)
-        self.lost = self.timeouts = 0
+        self.lost = self.timeouts = self.stopped = 0
         port.when_a_loop_ends(self._loop_ended)
         self.abandoned = False  # set in a forked child: it must not release its parent's leases
 
@@ -118,6 +116,15 @@ class Leases:
         if self.of(lease.text) is not lease:
             _held.set({**_others(lease), (id(self), lease.text): ref(lease)})
 
+    def carry(self, keys: RecordKeys, lock_value: str, holder: str, token: int, streamed: int) -> None:
+        """Make the running task write under the lease of a holder elsewhere; `streamed` counts its chunks."""
+        lease = AsyncLease(self, keys, wait=0, ttl=1.0)
+        lease.lock_value, lease.holder, lease.token = lock_value, holder, token
+        lease.carried, lease.numbers = True, Numbers(streamed)
+        lease.owner = self.port.owner()
+        lease.released = False
+        _held.set({**_others(lease), (id(self), lease.text): lambda: lease})
+
     def drop(self, lease: AsyncLease) -> None:
         """Stop writing under a lease that is being released."""
         lease.owner = None  # breaks the cycle of a task whose error references this lease
@@ -136,6 +143,12 @@ class Leases:
             if lease.lock_value == lock_value:
                 lease.seized = True
                 self._lose(lease, "was taken over")
+
+    def stop(self, lock_value: str, reason: str) -> None:
+        """Note that the holder with this lock value is asked to stop; `reason` as it was sent."""
+        for lease in self.renewal.leases:
+            if lease.lock_value == lock_value:
+                lease.ask_to_stop(stopped(lease.keys, self.warm.codec_of(lease.text), reason))
 
     def _loop_ended(self, loop: object) -> None:
         """Count the leases of the loop's tasks as lost: their holders can no longer release them."""
@@ -173,12 +186,28 @@ class Leases:
     async def close(self) -> None:
         """Stop renewing; leases that are still held expire."""
         await self.renewal.close()
+        await self.outputs.close()
 
 
 def _others(mine: AsyncLease) -> dict[tuple[int, str], Callable[[], AsyncLease | None]]:
     """Return the other leases held in this context, without interrupted ones, which would stay in it forever."""
     found = ((name, each, each()) for name, each in _held.get({}).items())
     return {name: each for name, each, lease in found if lease not in (None, mine) and _is_held(lease)}
+
+
+def _check_held() -> None:
+    """Raise Stopped in blocking code whose context holds a lease that was asked to stop."""
+    for each in list(_held.get({}).values()):
+        lease = each()
+        _check(lease.stops if lease is not None else ())
+
+
+def _check(guards: Sequence[Guard]) -> None:
+    for guard in reversed(guards):
+        guard.check()
+
+
+interruptions.check = _check_held
 
 
 def _is_held(lease: AsyncLease | None) -> bool:
@@ -190,7 +219,7 @@ def _is_held(lease: AsyncLease | None) -> bool:
     return lease is not None and not lease.released and lease.body.there
 
 
-@bounded("acquire_and", "leave")
+@bounded("acquire_and", "leave", "absorb", "stoppable", "resume")
 class AsyncLease:
     """A record that one task or thread has locked.
 
@@ -206,6 +235,13 @@ class AsyncLease:
 
     token: int
     """The fencing token, 0 before the record is held; a later holder's is greater."""
+    # Defaults of the class, because few turns stream or are stopped.
+    stop_seen = False
+    stopped: Stopped | None = None  # somebody asked the holder to stop
+    streamed: TurnOutput | None = None  # made by the first chunk, or for its end
+    numbers: Numbers | None = None  # of the chunks of this and nested leases
+    carried = False  # its holder is outside this process
+    _stop_keys: Sequence[bytes] = ()
 
     def __init__(
         self,
@@ -237,16 +273,15 @@ class AsyncLease:
         self.wait = wait
         self.mode = "a" if advisory else "x"
         self._limit = limit
-        # A turn's lock names the request, so that the request's next attempt may take it over.
+        # A turn's lock names the request: followers and stops find it by that, and "interrupt" spares its own request.
         self._turn = "" if turn is None else f".{turn}!"
+        self._tag = turn or "-"
         self._seize = seizing(take_over) if take_over is not None else self._turn if seize else ""
         self.body = Body()
-        self._lost = False
-        self.seized = False
-        self.loss_reported = False
-        self._released_with_commit = False
+        self._lost = self.seized = self.loss_reported = self._released_with_commit = False
         self.outer: AsyncLease | None = None
-        self._guard: Guard | None = None
+        self.guard: Guard | None = None
+        self.stops: list[Guard] = []  # of the body, and of parts of it that a stop ends by themselves; empty at its end
         self.span: Any = None
 
     @property
@@ -270,7 +305,7 @@ class AsyncLease:
         It does not count as released: a write that another task still sends under it must be refused, not sent without
         a lock.
         """
-        self._guard = None  # the body has ended, but its task may run on
+        self.guard = None  # the body has ended, but its task may run on
         self._lost = True
         self._leases.end_span(self, "lost")
         self.owner = None
@@ -291,8 +326,80 @@ class AsyncLease:
     def lose(self) -> None:
         """Note that the lease is lost, and interrupt the body that runs under it."""
         self._lost = True
-        if self._guard is not None:
-            self._guard.interrupt()
+        if self.guard is not None:
+            self.guard.interrupt()
+
+    def ask_to_stop(self, error: Stopped) -> None:
+        """Note that somebody asked the holder to stop, and interrupt the body, unless it has ended."""
+        stops = self.stops  # read once: the body may end meanwhile
+        if self.stopped is None and stops:
+            self.stopped = error
+            self._leases.stopped += 1
+            stops[-1].interrupt(error)
+
+    async def stoppable(self) -> Guard:
+        """Begin a part that a stop ends by itself; `resume` must follow. Raises Stopped if a stop is on its way."""
+        root = self.outer or self
+        if root.stopped is not None and not root.stop_seen and root.stops:
+            before = root.stops[-1]
+            late = await before.absorb(None)
+            if before.leave(late):
+                if len(root.stops) == 1:
+                    root.protect()
+                root.stop_seen = True
+                raise root.stopped
+            if late is not None:
+                raise late
+        guard = self._leases.port.guard()
+        root.stops.append(guard)
+        return guard
+
+    def check(self) -> None:
+        """Raise Stopped in blocking code that was asked to stop, and has not noticed it yet."""
+        _check((self.outer or self).stops)
+
+    async def resume(self, guard: Guard, error: BaseException | None) -> None:
+        """End a part of the body that ended with `error`. Raises Stopped if it was asked to stop meanwhile."""
+        root = self.outer or self
+        if guard in root.stops:
+            root.stops.remove(guard)
+        late = await guard.absorb(error)
+        if guard.leave(late) and root.stopped is not None:
+            root.stop_seen = True
+            if error is not root.stopped:
+                raise root.stopped from error
+        elif late is not None and late is not error:
+            raise late
+
+    def output(self) -> TurnOutput:
+        """The chunks that the body streams."""
+        if self.streamed is None:
+            root = self.outer or self
+            root.numbers = root.numbers or Numbers()
+            tag = (root.carried and tag_of(self.lock_value)) or self._tag
+            self.streamed = TurnOutput(self._leases.outputs, self.keys, self.lock_value, tag, root.numbers)
+            if self.outer is None:
+                self._lock.output = self.streamed
+        return self.streamed
+
+    def ending_output(self, error: BaseException | None) -> TurnOutput | None:
+        """The body's output, if its end has to be written: `error` ended the body. Else None."""
+        outer = self.outer
+        if error is None and outer is not None and outer.carried and outer.numbers is not None and outer.numbers.last:
+            self.output()  # the body is the end of the holder's turn
+        if self.streamed is None and (self.stopped is None or self.outer is not None):
+            return None
+        root = self.outer or self
+        output = self.output()
+        fired = root.guard is not None and root.guard.fired
+        seen = root.stop_seen or (root.stopped is not None and fired and not root.lost)
+        output.how = STOPPED if seen else ENDED if error is None else FAILED
+        return output
+
+    def serve(self, tag: str) -> None:
+        """Let a stop of this request's workflow ("": one without an id) reach the lease, before it is requested."""
+        self._turn = f".{tag}!" if tag else self._turn
+        self._stop_keys = (self.keys.stop_of(tag), self.keys.stop_of(""))
 
     async def acquire(self) -> Self:
         """Take the lease, or raise LockTimeout after `wait` seconds. If this task holds it already, it nests."""
@@ -334,13 +441,16 @@ class AsyncLease:
 
     def _begin(self) -> None:
         """Reset the state of an earlier acquisition, and take a new holder name."""
-        self._lost = self.seized = self.loss_reported = self._released_with_commit = False
+        self._lost = self.seized = self.loss_reported = self._released_with_commit = self.stop_seen = False
+        self.stopped = None
         self.lock_value = ""
         self.deadline = 0.0
         self.renew_at = self._leases.port.monotonic() + self.ttl / 3
         self.owner = self._leases.port.owner()
         self.holder = self._leases.name() + self._turn
         self._lock = self._leases.lock(self.keys, self.holder, self.wait, self.ttl, self.mode, self._seize)
+        if self._stop_keys:
+            self._lock.stop_keys = self._stop_keys
         self.body.begin()
 
     def _granted(self, taken: Taken) -> None:
@@ -393,7 +503,8 @@ class AsyncLease:
     def protect(self) -> None:
         """From now on interrupt the running task's body when the lease is lost."""
         if self.outer is None:
-            self._guard = self._leases.port.guard()
+            self.guard = self._leases.port.guard()
+            self.stops = [self.guard]
 
     @leaving("body")
     async def __aexit__(
@@ -401,103 +512,56 @@ class AsyncLease:
     ) -> None:
         await self.leave(error)
 
+    def end_body(self) -> bool:
+        """Note that the body has ended, so that a stop no longer interrupts it; return whether one is on its way."""
+        self.stops = []
+        return self.stopped is not None
+
+    async def absorb(self, error: BaseException | None) -> BaseException | None:
+        """Return the error that ended the body: `error`, or a stop that was on its way."""
+        return error if self.guard is None else await self.guard.absorb(error)
+
     async def leave(self, error: BaseException | None) -> None:
-        """Release the record at the end of a body that ended with `error`. Raises Fenced if a loss has ended it."""
+        """Release the record at the end of a body that ended with `error`.
+
+        Raises Fenced if a loss has ended it, and Stopped if a stop has.
+        """
         nested = self.outer is not None
-        cause = error
+        cause = await self.absorb(error) if self.stops and self.end_body() else error
         try:
+            output = None if self.released and not nested else self.ending_output(cause)
+            if output is not None and not output.ended:
+                await self._leases.port.shield(output.flush() if not nested else output.end())
             await self.release()
         except BaseException as late:  # noqa: BLE001 - the interruption may arrive only now, at this await
             cause = late
-        if not nested and self._guard is not None and self._guard.leave(cause):
-            raise self.fenced("its body was ended") from cause
+        if not nested and self.guard is not None and self.guard.leave(cause):
+            if self.stopped is None or self._lost:
+                raise self.fenced("its body was ended") from cause
+            if error is not self.stopped:
+                raise self.stopped from error
+            return
         if cause is not error and cause is not None:
             raise cause
-
-
-# Leases whose holder is not a task of this process
-
-
-@dataclass(frozen=True, slots=True)
-class CarriedLease:
-    """A lock of a holder outside this process, such as an HTTP client, identified by the value that the holder carries.
-
-    This process does not renew it or watch its deadline: the server checks it at each write, and refuses writes under a
-    lease that has ended. Raises ValueError if the value cannot be a lock's.
-    """
-
-    lock_value: str
-    TTL: ClassVar[float] = 30.0
-
-    def __post_init__(self) -> None:
-        if _LOCK_VALUE.fullmatch(self.lock_value) is None:
-            raise ValueError("this is not a lock value")
-
-    @property
-    def token(self) -> int:
-        """The fencing token, greater for every later holder."""
-        return int(self.lock_value[1:].split("@", 1)[0])
-
-    @property
-    def holder(self) -> str:
-        """The name under which the server knows the holder."""
-        return self.lock_value.split(":", 1)[1]
-
-    @classmethod
-    async def take(
-        cls, leases: Leases, keys: RecordKeys, *, wait: float, ttl: float, take_over: int | None = None
-    ) -> Self:
-        """Take the lease, or raise LockTimeout after `wait` seconds; `take_over` takes it from that token's holder."""
-        check_times(wait, ttl, None)
-        # The secret suffix: a holder's name, which is shown elsewhere, does not suffice to write under its lease.
-        holder = f"{leases.name()}.{chance.token_hex(12)}"
-        lock = leases.lock(keys, holder, wait, ttl, seize="" if take_over is None else seizing(take_over))
-        try:
-            return cls((await lock.take(None)).lock_value)
-        except BaseException:
-            await leases.port.shield(lock.give_back(leases.port.monotonic() + ttl))
-            raise
-
-    async def renew(self, leases: Leases, keys: RecordKeys, *, ttl: float) -> bool:
-        """Extend the lease to `ttl` seconds from now; False if it has ended."""
-        check_times(0, ttl, None)
-        answer = (await leases.port.scripts([(RENEW, [keys.lock, keys.meta], [self.lock_value, int(ttl * 1000)])]))[0]
-        if isinstance(answer, StateError):
-            raise answer
-        return bool(answer[0] == b"ok")
-
-    async def give_back(self, leases: Leases, keys: RecordKeys) -> bool:
-        """Release the lease; False if it was lost. Has no effect if it has ended."""
-        lock = leases.lock(keys, self.holder, 0, self.TTL)
-        return await leases.port.shield(lock.give_back(leases.port.monotonic()))
-
-    def carry(self, leases: Leases, keys: RecordKeys) -> None:
-        """Make the running task write under it; it is not registered for renewal here."""
-        lease = AsyncLease(leases, keys, wait=0, ttl=self.TTL)
-        lease.holder = self.holder
-        lease.lock_value = self.lock_value
-        lease.token = self.token
-        lease.owner = leases.port.owner()
-        lease.released = False
-        _held.set({**_others(lease), (id(leases), lease.text): lambda: lease})
 
 
 # Renewal
 
 
 class Renewal:
-    """The registered leases, by their holders' names; `lose(lease, why)` is called for one that cannot be kept."""
+    """The registered leases, by holder: `lose(lease, why)` for a lost one, `stop(lock_value, reason)` for a stop."""
 
-    def __init__(self, port: Port, lose: Callable[[AsyncLease, str], None]) -> None:
+    def __init__(self, port: Port, lose: Callable[[AsyncLease, str], None], stop: Callable[[str, str], None]) -> None:
         self._port = port
         self._lose = lose
+        self._stop = stop
         self._mutex = port.mutex()
         self._kept = port.signal()
         self._watched = port.signal()
         # When each job wakes. A job that is awake is notified of every lease, because it may have looked already.
         self._renews_at = self._watches_at = math.inf
         self._jobs: list[Job] = []
-        self._servers: dict[str, _Server] = {}
+        self._servers = PerServer(port, "distributed-state-leases-of-one", self._renew_all)
         self._held: dict[str, _Kept] = {}
 
     @property
@@ -542,11 +606,11 @@ class Renewal:
         now = self._port.monotonic()
         for holder in [holder for holder, kept in list(self._held.items()) if kept.over(now)]:
             self._held.pop(holder, None)
-        due = {holder: kept for holder, kept in list(self._held.items()) if now >= kept.due_at}
+        due = [kept for kept in list(self._held.values()) if now >= kept.due_at]
         if self._port.several:
             self._hand_out(due, now)
         elif due:
-            await self._renew_all(list(due.values()))
+            await self._renew_all(due)
 
     async def _watch(self) -> None:
         while True:
@@ -568,38 +632,11 @@ class Renewal:
                 ends.append(min(lease.deadline, lease.ends))
         return ends
 
-    def _hand_out(self, due: dict[str, _Kept], now: float) -> None:
+    def _hand_out(self, due: list[_Kept], now: float) -> None:
         """Give each lease to the job of the server that has its lock now, without waiting."""
-        for holder, kept in due.items():
+        for kept in due:
             kept.wait(now)
-            node = self._server_of(kept)
-            with self._mutex:
-                server = self._servers.get(node)
-                if server is None:
-                    server = self._servers[node] = _Server(self._port)
-                    server.job = self._port.spawn(partial(self._serve, node, server), "distributed-state-leases-of-one")
-                server.due[holder] = kept
-            server.handed.set()
-
-    def _server_of(self, kept: _Kept) -> str:
-        try:
-            return self._port.node_of(kept.lock.keys.lock)
-        except WarmUnavailable:
-            return ""  # no server has it now; the job finds out where it is
-
-    async def _serve(self, node: str, server: _Server) -> None:
-        """Renew the leases of one server; end when it has been idle for a while."""
-        while True:
-            server.handed.clear()  # first: leases handed out from here on end the wait below
-            with self._mutex:
-                due, server.due = server.due, {}
-            if due:
-                await self._renew_all(list(due.values()))
-            elif not await server.handed.wait(_IDLE_SECONDS):
-                with self._mutex:
-                    if not server.due:
-                        del self._servers[node]
-                        return
+            self._servers.hand(kept.lock.keys.lock, kept)
 
     async def _renew_all(self, due: list[_Kept]) -> None:
         sent = self._port.monotonic()
@@ -616,14 +653,16 @@ class Renewal:
             elif kept.given_back:
                 kept.given_back += 1
             else:
-                self._renewed(kept.lease(), answer[0], sent)
+                self._renewed(kept.lease(), answer, sent)
 
-    def _renewed(self, lease: AsyncLease | None, answer: bytes, sent: float) -> None:
+    def _renewed(self, lease: AsyncLease | None, answer: list[bytes], sent: float) -> None:
         if lease is None:
             return  # garbage-collected meanwhile; the next round releases it
-        if answer == b"ok":
+        if answer[0] == b"ok":
             lease.renewed(sent)
-        elif answer != b"uninitialised" and lease.granted:
+            if len(answer) > 1:
+                self._stop(lease.lock_value, answer[1].decode())
+        elif answer[0] != b"uninitialised" and lease.granted:
             # If the partition is not initialised, recovery decides about the lease. A lease that is being released is
             # not lost: the server may have processed the release before this renewal.
             self._lose(lease, "is held by somebody else or expired")
@@ -635,11 +674,7 @@ class Renewal:
         for job in jobs:
             await job.stop()
         # Closed after the job that hands out leases, so that no new server appears.
-        servers = list(self._servers.values())
-        self._servers = {}
-        for server in servers:
-            if server.job is not None:
-                await server.job.stop()
+        await self._servers.close()
 
 
 class _Kept:
@@ -672,7 +707,7 @@ class _Kept:
         lease.renew_at = now + lease.ttl / (10 if lease.granted else 3)  # tried again soon if this attempt fails
         if not lease.granted:
             return None
-        return RENEW, [lease.keys.lock, lease.keys.meta], [lease.lock_value, lease.ttl_ms]
+        return RENEW, [lease.keys.lock, lease.keys.meta, lease.keys.stop], [lease.lock_value, lease.ttl_ms]
 
     def _orphaned(self, lease: AsyncLease | None, now: float) -> Call:
         if not self.given_back:
@@ -693,12 +728,3 @@ class _Kept:
         It is released twice, because earlier requests may arrive late.
         """
         return (self.given_back > _GIVEN_BACK or now > self._until) and not self.lock.asked
-
-
-class _Server:
-    """The commands to send next to one server, by holder."""
-
-    def __init__(self, port: Port) -> None:
-        self.due: dict[str, _Kept] = {}
-        self.handed = port.signal()
-        self.job: Job | None = None

@@ -75,6 +75,7 @@ class Link:
         self._ending: list[NodeLink] = []
         self._ended_breaks = 0
         self._closed = False
+        self.echoed: set[bytes] = set()
         self._subscriptions = Subscriptions(self._mutex, self._find, lost, self.relocate, epoch_received, time_received)
         self._handlers = self._subscriptions.handlers
         self._confirmed = self._subscriptions.confirmed
@@ -113,10 +114,10 @@ class Link:
     def subscribed_as(self, channel: bytes) -> bytes:
         """Return the own channel if this one is subscribed to, else b"".
 
-        On the server both subscriptions end together.
+        On the server both subscriptions end together. Writes to a channel of `echoed` are always published.
         """
         subscription = self._confirmed.get(channel)
-        if subscription is None:
+        if subscription is None or channel in self.echoed:
             return b""
         own = subscription.own
         subscription.named.add(channel)
@@ -144,6 +145,14 @@ class Link:
             if channel not in self._handlers and not self._closed:
                 self._subscriptions.unkept.add(channel)
                 self._watch(channel, handler)
+
+    def echo(self, channel: bytes) -> None:
+        """Let this replica's own writes be published on the channel, too, also those under way."""
+        with self._mutex:
+            self.echoed.add(channel)
+            subscription = self._partition(self._keys.partition_at(channel))
+            if subscription.node is not None:
+                self._nodes[subscription.node].channels.rename(subscription, channel)
 
     def leave(self, channel: bytes) -> None:
         """Unsubscribe from a channel."""
@@ -562,13 +571,17 @@ class NodeChannels:
     def leave(self, subscription: PartitionSubscription, channel: bytes) -> None:
         """Unsubscribe from a channel."""
         if subscription.asked:
-            if channel in subscription.named:
-                # The own channel first: otherwise a write under way could count this replica as a listener that it no
-                # longer is.
-                self._ask(UNSUBSCRIBE, subscription.own)
-                subscription.rename()
-                self._ask(SUBSCRIBE, subscription.own)
+            # The own channel first: otherwise a write under way could count this replica as a listener that it no
+            # longer is.
+            self.rename(subscription, channel)
             self._ask(UNSUBSCRIBE, channel)
+
+    def rename(self, subscription: PartitionSubscription, channel: bytes) -> None:
+        """Change the own channel if a write may have named it together with this one."""
+        if subscription.asked and channel in subscription.named:
+            self._ask(UNSUBSCRIBE, subscription.own)
+            subscription.rename()
+            self._ask(SUBSCRIBE, subscription.own)
 
     def probe_another(self) -> None:
         """Use the next partition here for the probe, if there is one."""

@@ -14,7 +14,7 @@ import inspect
 import itertools
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from distributed_state.errors import ConfigurationError, InvalidValue, LockTimeout, StateError
@@ -23,6 +23,7 @@ from distributed_state.values.keys import RecordKeys
 from distributed_state.warm.answers import holder_of
 from distributed_state.warm.client import OpId, Warm
 from distributed_state.warm.link import Link
+from distributed_state.warm.output import TurnOutput, stopped
 from distributed_state.warm.scripts import ACQUIRE, RELEASE
 from distributed_state.warm.telemetry import Facts, observed
 
@@ -75,6 +76,9 @@ def _facts(lock: Lock, *_: Any) -> Facts:
 class Lock:
     """A record's lock; `holder` is the name under which it is requested. `mode` is x (exclusive) or a (advisory)."""
 
+    output: TurnOutput | None = None  # ends with the lock
+    stop_keys: Sequence[bytes] = ()  # keys by which a step of a workflow is asked to stop
+
     def __init__(
         self,
         warm: Warm,
@@ -116,6 +120,8 @@ class Lock:
                 if answer[0] == b"ok":
                     self._order = b""
                     return Taken(answer[1].decode(), answer[2].decode(), int(answer[3]), sent, trailing)
+                if answer[0] == b"stopped":
+                    raise stopped(self.keys, self._warm.codec_of(self.keys.ref.text), answer[1].decode())
                 if answer[0] == b"uninitialised":
                     await self._start(self.keys.partition)
                     continue
@@ -136,6 +142,7 @@ class Lock:
         """Ask for the lock. Shielded: a waiter that is cancelled meanwhile needs its place to leave the queue."""
         keys = self.keys
         touched = [keys.lock, keys.wait, keys.meta, keys.record, keys.channel, keys.lock_channel, keys.leases]
+        touched += self.stop_keys
         place = self.holder if self._wait > 0 else ""
         times = [_WAITING_MS, _GRACE_MS]
         asked = [self._mode, self.holder, int(self.ttl * 1000), place, self._order, *times, self._seize]
@@ -155,7 +162,11 @@ class Lock:
 
     def leave_call(self) -> Call:
         """Return the call that releases the lock or leaves the queue, whatever the outcome of the request."""
-        return RELEASE, self._release_keys, [self.holder, self._order, _GRACE_MS, "", ""]
+        keys, arguments = self._release_keys, [self.holder, self._order, _GRACE_MS, "", ""]
+        if self.output is not None and not self.output.ended:
+            keys = [*keys, self.keys.output, self.keys.output_channel]
+            arguments += self.output.end_words()
+        return RELEASE, keys, arguments
 
     def release_call(self, op: OpId) -> Call:
         """Return the call that releases the lock if this commit is applied, to be sent after it."""

@@ -9,7 +9,7 @@ Design: sections 4, 5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from distributed_state.errors import Backpressure, WarmUnavailable
@@ -49,6 +49,9 @@ REDACT = Script("redact")
 ACQUIRE = Script("acquire", living=True)
 RELEASE = Script("release")
 RENEW = Script("renew", living=True)
+OUTPUT = Script("output", living=True)
+FOLLOW = Script("follow", living=True)
+STOP = Script("stop", living=True)
 SHED = Script("shed")
 PROBE = Script("probe", living=True)
 CONFIRM = Script("confirm", living=True)
@@ -85,20 +88,27 @@ class RetryingClient:
 
         Some of several servers may be down: only the calls to these are sent again.
         """
-        answers: list[Any] = [None] * len(calls)
-        left = list(range(len(calls)))
+        return await self.missing(len(calls), lambda left: self.port.scripts([calls[at] for at in left]))
 
-        async def ask() -> None:
-            for at, answer in zip(left, await self.port.scripts([calls[at] for at in left]), strict=True):
+    async def missing(self, count: int, ask: Callable[[list[int]], Awaitable[list[Any]]]) -> list[Any]:
+        """Ask until there are `count` answers: `ask` gets the places of those that are missing.
+
+        An answer that is still missing after `retry_for` seconds is WarmUnavailable; raised if all are.
+        """
+        answers: list[Any] = [None] * count
+        left = list(range(count))
+
+        async def attempt() -> None:
+            for at, answer in zip(left, await ask(left), strict=True):
                 answers[at] = answer
             left[:] = [at for at in left if isinstance(answers[at], WarmUnavailable)]
             if left:
                 raise answers[left[0]]
 
         try:
-            await self.retry(ask)
+            await self.retry(attempt)
         except WarmUnavailable:
-            if len(left) == len(calls):
+            if len(left) == count:
                 raise
         return answers
 

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from distributed_state import ConfigurationError
-from distributed_state.cold.aside import Stopped
+from distributed_state.cold.aside import ArchivingStopped
 from distributed_state.cold.engine import Database
 from distributed_state.cold.store import ColdStore
 from distributed_state.values.journal import State
@@ -198,7 +198,7 @@ def test_where_sql_has_no_place_its_partition_waits_and_the_others_are_archived(
             journal.commit(
                 f"session:{journal.partition}", put("k", str(n)), *([ITEM] if n == 4 and journal is full else [])
             )
-    with pytest.raises(Stopped, match=r"entry 5 \(session:0 version 5\): .*not him") as caught:
+    with pytest.raises(ArchivingStopped, match=r"entry 5 \(session:0 version 5\): .*not him") as caught:
         cold.archive([full.batch(), other.batch()])
     assert {each: offset for each, (offset, _) in caught.value.places.items()} == {0: 5}
     assert (cold.version("session:0"), cold.version("session:1")) == (None, None)

@@ -17,7 +17,7 @@ import pytest
 from distributed_state import port as port_package
 from distributed_state.errors import ConfigurationError, StateError, WarmUnavailable
 from distributed_state.port import Port, Script, identities, waited
-from distributed_state.port.background import Stopped
+from distributed_state.port.background import JobStopped
 from distributed_state.port.commands import ReplyError
 from tests.contracts.grounds import EMBEDDED, EVERY, LIMIT, NETWORK, SINGLE, Ground, Steps, on
 
@@ -548,4 +548,4 @@ async def test_a_job_that_is_asked_to_end_does_so_at_its_next_message(ground: An
     job.ask()
     await job.stop()
     assert received[0] == [b"x"]
-    assert received[1:] in ([Stopped], [[b"y"]]), "it may have received before it was asked"
+    assert received[1:] in ([JobStopped], [[b"y"]]), "it may have received before it was asked"

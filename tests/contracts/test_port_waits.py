@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
-from distributed_state.port import waited
-from distributed_state.port.background import REPLICA, Stopped
+from distributed_state.port import bodies, waited
+from distributed_state.port.background import REPLICA, JobStopped
 from tests.contracts.grounds import EMBEDDED, EVERY, LIMIT, NETWORK, REAL, SIMULATED, on
 
 SHORT = 0.5  # seconds, for tests that wait for an answer that never comes
@@ -307,7 +307,7 @@ async def test_a_job_ends_where_it_waits_once_it_is_asked_to(ground: Any, way: s
     for each in jobs:
         await each.stop()
         await each.stop()
-    assert ends == [Stopped] * 3
+    assert ends == [JobStopped] * 3
 
 
 @on(EVERY)
@@ -319,12 +319,12 @@ async def test_a_job_that_is_asked_to_end_finds_what_is_there_already(ground: An
         began.set()
         try:
             await proceed.wait()
-        except Stopped:
+        except JobStopped:
             found.append(await signal.wait())
             signal.clear()
             try:
                 await signal.wait(0.001)
-            except Stopped:
+            except JobStopped:
                 found.append("stopped")
 
     signal.set()
@@ -344,8 +344,8 @@ async def test_a_job_is_not_interrupted_in_an_exchange(ground: Any) -> None:
         found.append(await port.sql(lambda: "sql"))
         try:
             await port.sleep(0)
-        except Stopped:
-            found.append(Stopped)
+        except JobStopped:
+            found.append(JobStopped)
             raise
 
     held = ground.hold(needle)
@@ -357,7 +357,7 @@ async def test_a_job_is_not_interrupted_in_an_exchange(ground: Any) -> None:
     assert not found
     held.go()
     await asked.stop()
-    assert found == [needle, b"more", "sql", Stopped]
+    assert found == [needle, b"more", "sql", JobStopped]
 
 
 @on(EVERY)
@@ -368,7 +368,7 @@ async def test_a_job_that_stops_itself_does_not_wait_for_itself_and_waits_for_ot
     async def other() -> None:
         try:
             await port.sleep(LIMIT)
-        except Stopped:
+        except JobStopped:
             await port.command(b"ECHO", b"the last")
             order.append("other")
             raise
@@ -432,7 +432,7 @@ async def test_a_job_of_a_users_runs_where_its_maker_does_and_is_stopped(ground:
     await here.stop()
     await here.stop()
     context = "the caller's" if ground.suspends else "nothing"
-    end = asyncio.CancelledError if ground.suspends else Stopped
+    end = asyncio.CancelledError if ground.suspends else JobStopped
     assert found == [(ground.suspends, port.here(), context, "replica"), end]
 
 
@@ -454,7 +454,7 @@ async def test_a_job_of_a_users_that_stops_itself_does_not_wait_for_itself(groun
     jobs.append(port.spawn_here(job, "user"))
     ready.set()
     await ground.until(lambda: len(found) == 2)
-    assert found == ["asked", asyncio.CancelledError if ground.suspends else Stopped]
+    assert found == ["asked", asyncio.CancelledError if ground.suspends else JobStopped]
 
 
 # Guards and owners
@@ -477,8 +477,10 @@ async def test_a_guard_interrupts_the_body_and_knows_its_own_cancellation(ground
 
     interrupted = ground.begin(body())
     await ground.until(lambda: guards)
+    assert not guards[0].fired
     guards[0].interrupt()
     assert await interrupted.result() == "interrupted"
+    assert guards[0].fired
 
     cancelled = ground.begin(body())
     await ground.until(lambda: len(guards) == 2)
@@ -607,7 +609,7 @@ async def test_jobs_that_are_spawned_after_the_end_are_asked_to_end(ground: Any)
     async def job() -> None:
         try:
             await port.sleep(LIMIT)
-        except Stopped:
+        except JobStopped:
             found.append("before")
             raise
 
@@ -615,7 +617,7 @@ async def test_jobs_that_are_spawned_after_the_end_are_asked_to_end(ground: Any)
         found.append(await port.command(b"ECHO", b"a thread may still say something"))
         try:
             await port.sleep(LIMIT)
-        except Stopped:
+        except JobStopped:
             found.append("after")
             raise
 
@@ -692,3 +694,45 @@ async def test_after_a_fork_the_port_connects_anew(ground: Any) -> None:
         watch.end()  # no thread survives fork()
     ground.port.abandon()
     assert await ground.again(lambda: ground.port.command(b"ECHO", b"x")) == b"x"
+
+
+@on(EVERY, api="asyncio")
+async def test_an_interruption_that_is_on_its_way_when_the_body_ends_is_absorbed(ground: Any) -> None:
+    port = ground.port
+
+    async def body() -> tuple[type[BaseException] | None, bool]:
+        guard = port.guard()
+        assert await guard.absorb(None) is None
+        guard.interrupt()
+        late = await guard.absorb(None)
+        return type(late), guard.leave(late)
+
+    assert await ground.begin(body()).result() == (asyncio.CancelledError, True)
+
+
+@on((*EMBEDDED, *REAL), api="blocking")  # the simulator has no blocking bodies that are stopped
+async def test_interrupted_blocking_code_raises_at_its_next_call_to_a_server_once(
+    ground: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = ground.port
+    around, inner = port.guard(), port.guard()
+
+    def check() -> None:
+        for guard in (inner, around):
+            guard.check()
+
+    monkeypatch.setattr(bodies.interruptions, "check", check)  # leases know the guards of a context
+    around.interrupt()
+    assert await port.command(b"ECHO", "x") == b"x", "a lease that was lost interrupts no thread"
+    around.interrupt(ZeroDivisionError())
+    with pytest.raises(ZeroDivisionError) as caught:
+        await port.command(b"ECHO", "x")
+    assert await port.command(b"ECHO", "x") == b"x"
+    assert not inner.leave(caught.value)
+    assert around.leave(caught.value)
+    inner.interrupt(ZeroDivisionError())
+    assert inner.leave(await inner.absorb(None)), "it ended the body at its end"
+    inner.interrupt(ZeroDivisionError())
+    assert not inner.leave(None)
+    assert await port.command(b"ECHO", "x") == b"x"
+    assert not bodies.interruptions.pending

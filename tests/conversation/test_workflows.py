@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
-from below import keys_of, own_server, until
+from below import keys_of, own_server, tiers, until
 from counting import round_trips
 
 from distributed_state import (
     AgentState,
+    AsyncStateStore,
     DurabilityUnknown,
     Fenced,
     InvalidValue,
     NotFound,
+    Stopped,
     ToolCall,
     WarmUnavailable,
     Workflow,
@@ -331,3 +334,60 @@ async def test_a_step_cannot_lead_into_a_phase_that_nobody_knows(store: Any) -> 
     for bad in ("1", 0, True, float("nan")):
         with pytest.raises(InvalidValue, match="step_timeout"):
             Workflow(STEPS, step_timeout=bad)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+async def test_a_stop_ends_a_run_in_the_middle_of_a_step_and_before_the_next_one(store: Any, keep: bool) -> None:
+    """Nothing of the step is written, unless it keeps what it has; then no other step begins."""
+    began = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def work_until_stopped(state: AgentState, turn: Any) -> AgentState:
+        loop.call_soon_threadsafe(began.set)
+        try:
+            with turn.stoppable():
+                while True:
+                    time.sleep(0.01)
+                    turn.stream(".")
+        except Stopped:
+            if not keep:
+                raise
+        return state.to_reflecting()
+
+    async def await_until_stopped(state: AgentState, turn: Any) -> AgentState:
+        began.set()
+        try:
+            async with turn.stoppable():
+                await asyncio.sleep(30)
+        except Stopped:
+            if not keep:
+                raise
+        return state.to_reflecting()
+
+    step = await_until_stopped if isinstance(store, AsyncStateStore) else work_until_stopped
+    agent = Workflow({**STEPS, "executing": step})
+    run = asyncio.create_task(store.run(agent, "look", session_id="s", request_id="r"))
+    await began.wait()
+    result = await store.session("s").stop("r", reason="enough")
+    assert result.state == "stopped"
+    with pytest.raises(Stopped, match="enough"):
+        await run
+    state = await store.session("s").load_state()
+    assert state.phase == ("reflecting" if keep else "executing")
+    if keep:
+        assert (await store.run(AGENT, None, session_id="s")).phase == "done", "it can be continued"
+
+
+async def test_a_stop_reaches_a_run_whose_steps_are_short(store: Any) -> None:
+    def again(state: AgentState, turn: Any) -> AgentState:
+        return state.with_memory(state.memory.plan("a"))
+
+    agent = Workflow({**STEPS, "executing": again}, max_steps=100_000)
+    run = asyncio.create_task(store.run(agent, "look", session_id="s", request_id="r"))
+    session = store.session("s")
+    await until(lambda: tiers(store).hot.entries.get("session:s"))
+    async with asyncio.timeout(20):
+        while not run.done():
+            await session.stop("r")
+        with pytest.raises(Stopped):
+            await run

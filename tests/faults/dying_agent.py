@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-from pathlib import Path
-from types import FrameType
+from functools import partial
 from typing import Any
 
-import distributed_state
-from distributed_state import AgentState, StateStore, ToolCall, Turn, Workflow, tool
+from dying import Lines, in_child
 
-PACKAGE = str(Path(distributed_state.__file__).parent)
+from distributed_state import AgentState, StateStore, ToolCall, Turn, Workflow, tool
 
 
 @tool
@@ -51,56 +48,24 @@ def reflect(state: AgentState, turn: Turn) -> AgentState:
 AGENT = Workflow({"planning": plan, "executing": work, "reflecting": reflect})
 
 
-def run(place: dict[str, Any], session: str, last_line: int = 0) -> int:
+def run(place: dict[str, Any], session: str, last_line: int) -> int:
     """Run the agent and count the lines; be killed before the given one."""
-    lines = 0
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal lines
-        if not frame.f_code.co_filename.startswith((PACKAGE, __file__)):
-            return None
-        if event == "line":
-            lines += 1
-            if lines == last_line:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return trace
-
+    lines = Lines(__file__, last_line)
     with StateStore.open(**place) as store:
-        sys.settrace(trace)
+        sys.settrace(lines.trace)
         store.run(AGENT, "breakfast", session_id=session, user=session, request_id="r", ttl=0.3, wait=20)
         sys.settrace(None)
-    return lines
-
-
-def in_child(place: dict[str, Any], session: str, last_line: int = 0) -> tuple[bool, int]:
-    """Whether the child was killed, and how many lines it came to."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(write, str(run(place, session, last_line)).encode())
-            os._exit(0)
-        finally:
-            os._exit(1)
-    os.close(write)
-    with open(read) as pipe:
-        told = pipe.read()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        return True, last_line
-    if status != 0:
-        raise SystemExit(f"{session}: the worker failed at line {last_line or 'none'}")
-    return False, int(told)
+    return lines.count
 
 
 def main() -> None:
     """Let a worker die at points spread over a whole run, each in a session of its own."""
     place, deaths = json.loads(os.environ["PLACE"]), int(sys.argv[1])
-    _, lines = in_child(place, "whole")
+    _, lines = in_child(partial(run, place, "whole"))
     for death in range(deaths):
         session, line = f"s{death}", 1 + lines * death // deaths
-        killed, _ = in_child(place, session, line)
-        in_child(place, session)
+        killed, _ = in_child(partial(run, place, session), line)
+        in_child(partial(run, place, session))
         print(json.dumps([session, line, killed]), flush=True)  # noqa: T201 - the pipe to the test
 
 

@@ -94,6 +94,8 @@ INSIDE: dict[str, Callable[[Place], Any]] = {
     "AsyncEdit.": lambda at: at.typed.edit(),
     "AsyncBatch.": lambda at: at.store.batch(),
     "AsyncEvents.": lambda at: at.store.events("note.*"),
+    "AsyncOutput.": lambda at: at.session.output("r"),
+    "AsyncStoppable.": lambda at: at.session.turn(ttl=120).stoppable(),
     "AsyncStateStore.close": lambda at: at.opener(url=at.opener.url, **GIVEN),
     "AsyncStateStore.__aexit__": lambda at: at.opener(url=at.opener.url, **GIVEN),
     "AsyncAdmin.import_": lambda at: at.store.admin.export(at.id),
@@ -104,6 +106,11 @@ END = (None, None, None)
 async def changed(at: Place) -> None:
     at.entered["a"] = 2
     await at.made.__aexit__(*END)
+
+
+async def flushed(at: Place) -> None:
+    await at.entered.stream("x")
+    await at.entered.flush()
 
 
 async def edited(at: Place) -> None:
@@ -193,6 +200,19 @@ CALLS: dict[str, Callable[[Place], Awaitable[Any]]] = {
     "AsyncEdit.__aexit__": edited,
     "AsyncBatch.__aenter__": lambda at: at.made.__aenter__(),
     "AsyncBatch.__aexit__": batched,
+    "AsyncTurn.stream": lambda at: at.entered.stream("x"),
+    "AsyncTurn.flush": flushed,
+    "AsyncSession.stop": lambda at: at.session.stop(wait=0),
+    "AsyncSession.post": lambda at: at.session.post({"role": "user"}, request_id="r"),
+    "AsyncSession.inbox": lambda at: at.session.inbox(),
+    "AsyncSession.withdraw": lambda at: at.session.withdraw(1),
+    "AsyncTurn.arrived": lambda at: at.entered.arrived(),
+    "AsyncOutput.next": lambda at: at.entered.next(timeout=0.1),
+    "AsyncOutput.close": lambda at: at.made.close(),
+    "AsyncOutput.__aenter__": lambda at: at.made.__aenter__(),
+    "AsyncOutput.__aexit__": lambda at: at.made.__aexit__(*END),
+    "AsyncStoppable.__aenter__": lambda at: at.made.__aenter__(),
+    "AsyncStoppable.__aexit__": lambda at: at.made.__aexit__(*END),
     "AsyncEvents.next": lambda at: at.entered.next(timeout=0.1),
     "AsyncEvents.close": lambda at: at.made.close(),
     "AsyncEvents.__aenter__": lambda at: at.made.__aenter__(),
@@ -233,7 +253,7 @@ CALLS: dict[str, Callable[[Place], Awaitable[Any]]] = {
     "AsyncAdmin.audit": lambda at: at.store.admin.audit(),
 }  # fmt: skip
 # Not the caller's to wait for: the next event is, however long there is none.
-WITHOUT_END = {"AsyncEvents.__anext__"}
+WITHOUT_END = {"AsyncEvents.__anext__", "AsyncOutput.__anext__"}
 
 
 def classes() -> list[type]:

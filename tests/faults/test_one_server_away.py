@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,9 +13,10 @@ from reaping import exists
 from sync_api import core
 
 from distributed_state import WarmUnavailable
+from distributed_state.port.connections import Connections
 from distributed_state.programs.servers import RedisCluster, redis_cluster
 from distributed_state.warm.consumers import RESYNC, Subscription
-from distributed_state.warm.lease import Renewal
+from distributed_state.warm.per_server import PerServer
 
 pytestmark = [
     pytest.mark.wide,
@@ -137,8 +139,11 @@ async def test_sessions_of_the_other_servers_expire(opener: Any) -> None:
         await until(ended, 15, every=0.1)
 
 
-async def test_of_a_batch_the_records_of_the_other_servers_are_written(opener: Any) -> None:
-    """And whoever sent it is told of the rest."""
+@pytest.mark.parametrize("looks", ["quick", "slow"])
+async def test_of_a_batch_the_records_of_the_other_servers_are_written(
+    opener: Any, monkeypatch: pytest.MonkeyPatch, looks: str
+) -> None:
+    """The error names the rest. With slow looks, no time is left to find out again where keys are."""
     with cluster() as running:
         opener.url = running.url
         store = await opener(partitions=PARTITIONS, retry_for=6.0, archiver=False)
@@ -148,6 +153,9 @@ async def test_of_a_batch_the_records_of_the_other_servers_are_written(opener: A
         for name in every:
             await store.session(name).set("n", 1)
         kill(running, away)
+        if looks == "slow":
+            look = Connections.look
+            monkeypatch.setattr(Connections, "look", lambda *given: time.sleep(0.4) or look(*given))
         batch = store.batch()
         with pytest.raises(WarmUnavailable):
             async with batch:
@@ -188,7 +196,13 @@ async def test_leases_on_the_other_servers_are_renewed_while_one_is_silent(opene
 
 
 async def test_with_one_job_for_all_servers_a_silent_one_would_cost_every_lease(opener: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(Renewal, "_server_of", lambda self, lease: "")
+    hand, keys = PerServer.hand, list[bytes]()
+
+    def to_the_first(self: PerServer[Any], key: bytes, item: Any) -> None:
+        keys.append(key)
+        hand(self, keys[0], item)
+
+    monkeypatch.setattr(PerServer, "hand", to_the_first)
     with cluster() as running:
         lost = await leases_beside_a_silent_server(opener, running)
         assert sum(lost.values()) > 1

@@ -17,7 +17,7 @@ from distributed_state.errors import WarmUnavailable
 from distributed_state.port import Script, Words, sockets
 from distributed_state.port import asyncio as pipe_module
 from distributed_state.port.asyncio import Pipe
-from distributed_state.port.background import Stopped
+from distributed_state.port.background import JobStopped
 from distributed_state.port.commands import Packer, ReplyError
 from distributed_state.port.connections import Connections
 from distributed_state.port.sockets import Socket, SocketWire
@@ -198,12 +198,12 @@ async def test_a_wire_may_be_silent_for_longer_than_an_answer_may_take(ends: Any
 
     def end_if_stopped() -> None:
         if connection.missed > 3:
-            raise Stopped
+            raise JobStopped
 
     wire = SocketWire(connection, "place", end_if_stopped)
     assert await wire.receive() == [b"PONG"]
     assert connection.missed == 3
-    with pytest.raises(Stopped):
+    with pytest.raises(JobStopped):
         await wire.receive()
 
 

@@ -12,7 +12,7 @@ import pytest
 from fakeredis._socket import FakeSocket
 
 from distributed_state import ConfigurationError, WarmUnavailable
-from distributed_state.port.background import Stopped
+from distributed_state.port.background import JobStopped
 from distributed_state.port.blocking import EmbeddedWire, finish
 from distributed_state.port.commands import ReplyError
 from distributed_state.port.embedded import EmbeddedServer
@@ -245,7 +245,7 @@ def test_the_blocking_wire_waits_for_others_and_ends_when_closed(server: Embedde
 
 def test_the_thread_that_reads_the_blocking_wire_is_asked_to_end(server: EmbeddedServer) -> None:
     def end_if_stopped() -> None:
-        raise Stopped
+        raise JobStopped
 
-    with pytest.raises(Stopped):
+    with pytest.raises(JobStopped):
         finish(EmbeddedWire(server, end_if_stopped).receive())

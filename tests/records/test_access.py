@@ -89,6 +89,11 @@ async def _applied(session: Any) -> None:
     await session.apply(lambda view: view.update(a=2))
 
 
+async def _followed(session: Any) -> None:
+    async with session.output("r") as output:
+        await output.next(0)
+
+
 async def _turn(session: Any) -> None:
     async with session.turn(request_id="r") as turn:
         turn["b"] = turn.get("a")
@@ -149,6 +154,11 @@ SESSION: dict[str, Case] = {
     ),
     "apply": (_applied, [("read", V), ("write", "a")]),
     "lock": (_locked, [("lock", None)]),
+    "output": (_followed, [("read", M)]),
+    "stop": (lambda s: s.stop("r", reason="enough"), [("write", V)]),
+    "post": (lambda s: s.post({"role": "user"}, request_id="r"), [("write", M)]),
+    "inbox": (lambda s: s.inbox(), [("read", M)]),
+    "withdraw": (lambda s: s.withdraw(1), [("write", M)]),
     "history": (lambda s: s.history(), [("read", None), ("read", "a"), ("read", M), ("read", P)]),
     "at": (lambda s: s.at(version=1), [("read", None), ("read", "a"), ("read", M), ("read", P)]),
     "checkpoint": (lambda s: s.checkpoint("l"), [("write", V)]),
@@ -353,6 +363,10 @@ TURN: dict[str, Case] = {
         [("read", M)] + [("write", f"agent.{name}") for name in STATE] + [("write", P), ("write", M)],
     ),
     "call": (lambda t: t.call(count, {"amount": 2}), [("read", "a"), ("write", "a")]),
+    "stream": (lambda t: t.stream("x"), [("write", M)]),
+    "inbox": (lambda t: t.inbox, [("read", M)]),
+    "take": (lambda t: t.take(), [("read", M)]),
+    "arrived": (lambda t: t.arrived(), [("read", M)]),
 }
 
 
@@ -384,13 +398,15 @@ UNASKED: dict[str, dict[str, str]] = {
         ("version", "token", "epoch", "lost", "suspends", "repeated", "request_id", "session"), OPENING
     )
     | dict.fromkeys(("pending", "outcome", "state", "tool_calls", "written", "answered_version"), OWN)
-    | dict.fromkeys(("model", "tool", "times", "reported"), OWN),
+    | dict.fromkeys(("model", "tool", "times", "reported", "flush", "stopping", "stoppable", "serve"), OWN)
+    | {"end_if_stopped": OWN},
     "BATCH": {"on": WRITING, "versions": OWN},
     "CHANGES": dict.fromkeys(
         ("append", "clear", "delete", "increment", "label", "leave", "set_lifetime", "phase", "put", "reserved", "set"),
         WRITING,
     )
     | dict.fromkeys(("set_many", "emit", "undelete", "wipe", "copy_messages", "tag", "untag", "put_tags"), WRITING)
+    | dict.fromkeys(("answered", "post", "take"), WRITING)
     | dict.fromkeys(("put_item", "delete_item", "items", "layer"), WRITING)
     | dict.fromkeys(("copy", "detach", "draft", "fields", "put_items", "whole"), OWN),
     "EVENTS": dict.fromkeys(
@@ -398,7 +414,9 @@ UNASKED: dict[str, dict[str, str]] = {
     ),
     "LEASE": dict.fromkeys(("acquire", "release", "lost", "token", "acquire_and", "fenced", "release_call"), OPENING)
     | dict.fromkeys(("release_answered", "leave", "lose", "protect", "renewed"), OPENING)
-    | dict.fromkeys(("granted", "orphaned", "wanted"), OPENING),
+    | dict.fromkeys(("granted", "orphaned", "wanted", "check", "resume", "output", "ending_output"), OPENING)
+    | dict.fromkeys(("ask_to_stop", "end_body", "absorb", "serve", "stoppable"), OPENING)
+    | dict.fromkeys(("carried", "numbers", "stop_seen", "stopped", "streamed"), OPENING),
     "EDIT": {"finish": WRITING},
     "AGENT": dict.fromkeys((name for name in dir(AsyncAgent) if name.startswith("on_")), "a hook, called by the host")
     | dict.fromkeys(("conversation", "store", "run", "run_command", "main_loop", "initialize", "cleanup"), STORE_USER)
@@ -532,6 +550,14 @@ async def test_a_denied_record_does_nothing(opener: Any) -> None:
         assert await session.version(fresh=True) == 1, name
         assert not await store.session("f").exists(fresh=True), name
         assert not await store.session("new").exists(fresh=True), name
+
+
+@pytest.mark.parametrize("collection", ["#qx", "#bx", "##x", "#phase"])
+async def test_an_item_is_asked_for_whatever_its_collection_is_called(opener: Any, collection: str) -> None:
+    store, rules = await guarded(opener)
+    rules.allow = lambda request: (request.action, request.field) != ("write", Q)
+    with pytest.raises(AccessDenied):
+        await store.session("s").items(collection).put("k", 1)
 
 
 @pytest.mark.parametrize("name", TYPED)

@@ -15,6 +15,7 @@ import pytest
 from blocking_text import in_blocking_words
 
 from distributed_state import AsyncTurn
+from distributed_state.remote.session import AsyncRemoteTurn
 
 pytestmark = pytest.mark.unit
 
@@ -64,6 +65,7 @@ def test_they_offer_the_same_methods(sync_class: type, async_class: type) -> Non
         "RemoteTransactionBody",
         "RemoteTurnBody",
         "Edit",
+        "Stoppable",
     )
     assert hasattr(sync_class, "__enter__") == hasattr(async_class, "__aenter__")
     assert hasattr(sync_class, "__exit__") == hasattr(async_class, "__aexit__")
@@ -101,14 +103,17 @@ def test_what_blocks_here_is_awaited_there(sync_class: type, async_class: type) 
     """No coroutine leaks out of the sync API, and only what does no I/O is plain on the other."""
     plain = {"session", "user", "app", "task", "batch", "transaction", "lock", "on", "open", "turn", "edit"}
     plain |= {"items", "put_item", "delete_item"}
-    plain |= {"acting_as", "durable", "invalidate", "events", "announce"}
-    if async_class is AsyncTurn:
+    plain |= {"acting_as", "durable", "invalidate", "events", "announce", "output"}
+    if async_class in (AsyncTurn, AsyncRemoteTurn):
         plain = methods(async_class).keys() - {
+            "arrived",
             "messages",
             "window",
             "call",
             "load_state",
             "save_state",
+            "stream",
+            "flush",
         }  # a view in memory
     for name, method in methods(async_class).items():
         assert inspect.iscoroutinefunction(method) == (name not in plain), name

@@ -10,7 +10,7 @@ import pytest
 from below import keys_of, redis_of, tiers
 from sync_api import core
 
-from distributed_state import DecryptionFailed, InvalidValue, TooLarge
+from distributed_state import DecryptionFailed, InvalidValue, Locked, TooLarge
 
 VICTIM = "what the victim said"
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -87,6 +87,22 @@ STEPS: list[list[Any]] = [
     ["s", "#qr", '["x",1,"r",null]'],
     ["s", "#qr", '[1,1,"r",{"user":"victim","version":0,"mark":"m","fields":{"a":{"mine":"forged"}}}]'],
     ["s", "#q\udcff", "[1]"],
+    ["s", "#qr", "!" + "9" * 400 + ' [1,1,"r",null]'],
+    ["s", "#qr", '!5 [1,1,"r",null]'],
+    ["s", "#b", "9" * 400],
+    ["s", "#b", "2 1"],
+    ["s", "#b", "1 0 0"],
+    ["s", "#b", "2 1 5"],
+    ["s", "#b", "1000000000000000 1 5"],
+    ["d", "#b", ""],
+    ["s", "#b1", '!1000000000000001 [{"role":"user","content":"x"},"r"]'],
+    ["s", "#b1", '!5 [{"role":"user","content":"x"},"r"]'],
+    ["s", "#b01", '[{"role":"user","content":"x"},null]'],
+    ["s", "#b1", "[1,2]"],
+    ["s", "#b1", "7"],
+    ["d", "#b1", ""],
+    ["s", "#bqx", "1"],
+    ["s", "#bx", "1"],
     ["s", "a", DEEP],
     ["s", "a", " " + DEEP],
     ["s", "a", " NaN"],
@@ -154,6 +170,7 @@ async def exports(store: Any) -> list[list[str]]:
         turn["c"] = 2
         turn.outcome = {"x": 1}
     await session.checkpoint("here")
+    await session.post({"role": "user", "content": "waits"}, request_id="w")
     await session.set("t", 1, ttl=3600)
     await session.clear(messages=True)
     await session.append({"role": "user", "content": "three"})
@@ -190,6 +207,7 @@ async def read_whole(store: Any, handle: Any, id: str, scope: str) -> list[str]:
         told += [await handle.messages(), await handle.phase(), await handle.messages(last=2, fresh=True)]
         told.append(await handle.window(max_tokens=100))
         told.append(await handle.export_state(messages=True))
+        told.append(await handle.inbox())
     lines: list[str] = await store.admin.export(id, scope=scope)
     assert VICTIM not in repr(told) + repr(lines)
     return lines
@@ -207,6 +225,12 @@ async def goes_on(store: Any, handle: Any, id: str, scope: str) -> None:
         assert told == [message.content for message in await handle.messages()]
         async with handle.turn(request_id="r") as turn:
             assert turn.messages is not None
+        number = await handle.post({"role": "user", "content": "posted"})
+        async with handle.turn() as turn:
+            taken = turn.take()
+            turn.append(*(each.message for each in taken))
+        assert (taken[-1].number, taken[-1].message.content, await handle.inbox()) == (number, "posted", [])
+        assert await handle.post({"role": "user", "content": "next"}) == number + 1
     await store.admin.archive()
 
 
@@ -268,6 +292,7 @@ def changed(*ops: list[str], **more: Any) -> list[str]:
     return [json.dumps(HEAD | {"messages": 0, "changes": 1}), json.dumps(row | more)]
 
 
+INPUT = '[{"role":"user","content":"said"},null]'
 REFUSED = {
     "messages of somebody else": changed(["s", "#segments", '[["session:victim",0,1]]'], ["s", "#mn", "1"],
                                          ["s", "#ms", "1"]),
@@ -293,6 +318,15 @@ REFUSED = {
     "items that are shown since another version": changed(["s", "#items", "9"], ["p", "x\0k", "1"]),
     "items that are shown no more": based({"#items": "1"}) + changed(["d", "#items", ""], version=2)[1:],
     "an item of a record that has none": changed(["p", "x\0k", "1"]),
+    "inputs that are not counted": based({"#b1": INPUT}),
+    "inputs that are counted wrong": based({"#b": "2 0 0", "#b1": INPUT}),
+    "an input that comes later": based({"#b": "2 1 40", "#b2": INPUT}),
+    "an input with another number": based({"#b": "2 1 40", "#b01": INPUT}),
+    "an inbox without a size": based({"#b": "2 0"}),
+    "an input without a message": based({"#b": "2 1 40", "#b1": "[7,null]"}),
+    "an input that ends": based({"#b": "2 1 40", "#b1": "!5 " + INPUT}),
+    "an outcome of a version that no counter has": based({"#qr": "!" + "9" * 400 + ' [1,1,"r",null]'}),
+    "something else in an inbox": based({"#bx": "1"}),
     "an id of a commit that is none": changed(["s", "a", "1"], event="a.1.b_c"),
 }  # fmt: skip
 LARGE = {
@@ -320,6 +354,37 @@ async def test_what_no_store_has_written_is_refused(opener: Any) -> None:
     await store.admin.import_(changed(["s", "a", '"' + "x" * 1900 + '"']))
     await store.admin.import_(changed(["s", "#items", "1"], ["p", "x\0k", "1"]), id="items")
     assert await store.session("items").items("x").get("k") == 1
+
+
+async def test_an_input_may_be_larger_than_a_field(opener: Any) -> None:
+    store = await opener(max_field_bytes=2000)
+    await store.session("s").post({"role": "user", "content": "x" * 3000}, request_id="r")
+    await store.admin.import_(await store.admin.export("s"), id="t")
+    [found] = await store.session("t").inbox()
+    assert (found.number, found.message.content, found.request_id) == (1, "x" * 3000, "r")
+
+
+@pytest.mark.only(warm="single", api="asyncio")
+async def test_nothing_is_posted_to_a_session_while_it_is_imported(opener: Any, monkeypatch: Any) -> None:
+    store, other = await opener(), await opener()
+    reserve = tiers(store).warm.partitions.reserve
+    refused = list[Exception]()
+
+    async def meanwhile(*given: Any) -> bool:
+        try:
+            await other.session("x").post({"role": "user", "content": "lost"})
+        except Locked as error:
+            refused.append(error)
+        return bool(await reserve(*given))
+
+    monkeypatch.setattr(tiers(store).warm.partitions, "reserve", meanwhile)
+    await store.admin.import_(changed(["s", "a", "1"]))
+    assert await other.session("x").post({"role": "user", "content": "kept"}) == 1
+    await store.admin.archive()
+    assert await store.session("x").get("a", fresh=True) == 1
+    assert [each.message.content for each in await store.session("x").inbox()] == ["kept"]
+    assert core(store)._lifecycle.cold.quarantined() == []
+    assert len(refused) == 1
 
 
 async def test_an_import_takes_over_no_reference_to_another_record(opener: Any) -> None:

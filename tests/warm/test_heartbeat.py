@@ -49,6 +49,19 @@ async def test_it_is_told_without_being_asked(opener: Any) -> None:
     await until(on_the_roll, 5)
 
 
+async def test_a_full_redis_evicts_the_report_of_no_living_replica(opener: Any) -> None:
+    """With volatile-lru it evicts what has an expiry; the report of a lost replica has one."""
+    store = await opener(beat=0.05)
+    key = core(store)._lifecycle.context.keys.replica
+    await store.admin.replicas()
+    with redis_of(store) as client:
+        assert client.ttl(key(store.replica)) == -1
+        client.set(key("away"), b"{}")
+        lose(store, "away")
+        await until(lambda: client.ttl(key("away")) > 0)
+        assert client.ttl(key(store.replica)) == -1
+
+
 async def test_what_is_announced_goes_with_the_next_beat(opener: Any) -> None:
     store = await opener(beat=0.05)
     store.announce(agent="notes", sections={"help": "?"}, n=2**70)

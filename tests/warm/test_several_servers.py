@@ -70,9 +70,11 @@ CACHE = b"used_memory:99\r\nmaxmemory:100\r\nmaxmemory_policy:volatile-lru"
         (b"used_memory:81\r\nmaxmemory:0", "memory", True),
         (CACHE + b"\r\ndb0:keys=100,expires=90,avg_ttl=0", "memory", True),
         (CACHE + b"\r\ndb0:keys=100,expires=90\r\ndb1:keys=900,expires=0", "memory", False),
+        (b"aof_enabled:0", "persistence", False),
+        (b"aof_enabled:0\r\nloading:1", "persistence", True),
     ],
 )
-def test_a_limit_that_is_near_is_told(said: bytes, name: str, ok: bool) -> None:
+def test_a_server_that_is_not_well_is_named(said: bytes, name: str, ok: bool) -> None:
     found = {each.name: each for each in looked_at(a=INFO % b"master" + said + b"\r\n")}
     assert found[name].ok is ok
     assert bool(found[name].advice) is not ok

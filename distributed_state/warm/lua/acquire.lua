@@ -1,7 +1,8 @@
 --[[
   Take a lock, or a place in its queue. A free lock goes to the head of the queue; the next waiter gets it only if the head
   does not come within the grace period.
-  KEYS  lock  wait  meta  record  channel  lock_channel  leases
+  KEYS  lock  wait  meta  record  channel  lock_channel  leases  asked  asked_all
+        the last two for a step of a workflow: stops of its request, and of all of the session's workflows
   ARGV  data_id     of the connection: see port/identities.py
         mode        'x' exclusive, 'a' advisory
         holder      a name that is used for this attempt only
@@ -13,11 +14,12 @@
         seize       '' = never; else take the lock at once: from a holder whose name ends in '!' and not in this text; or
                     with 'token@', from the holder of that token
   Returns {'ok', lock_value, epoch, version | '0'} | {'wait', holder, left_ms, order} | {'busy', holder, left_ms} | {'uninitialised'}
+          | {'stopped', reason}   while it waited (see stop.lua), or before the step
   left_ms is the time until the lock ends; for a free lock, the time in which the head of the queue must come.
   `leases` has the records whose locks were granted, scored by their tokens; some of these locks have expired.
   A place in the queue is the member 'deadline:name', scored by order, which no other place has.
 ]]
-local lock, wait, meta, record, channel, lock_channel, leases = unpack(KEYS)
+local lock, wait, meta, record, channel, lock_channel, leases, asked, asked_all = unpack(KEYS)
 local data_id, mode, holder, ttl_ms, place, order = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local waiter_ms, grace_ms, seize = ARGV[7], ARGV[8], ARGV[9]
 -- @include clock
@@ -25,9 +27,29 @@ local waiter_ms, grace_ms, seize = ARGV[7], ARGV[8], ARGV[9]
 -- @include same_data
 if not current then return {'uninitialised'} end
 local epoch = current
+local own = asked and redis.call('GET', asked)
+local stop = own or asked and redis.call('GET', asked_all)
+if stop then
+  local reason, seen = string.match(stop, '^([^\n]*)\n?(.*)$')
+  if seen == '' or seen == holder then
+    stop = reason .. '\n' .. holder -- which says that the step has seen it
+    if own then redis.call('SET', asked, stop, 'KEEPTTL') else redis.call('SET', asked_all, stop, 'KEEPTTL') end
+    return {'stopped', reason}
+  end
+end
 -- Removed by its order, because an offer of the lock changes the deadline in the member.
 if order ~= '' then redis.call('ZREMRANGEBYSCORE', wait, order, order) end
 -- @include queue_head
+if marked then
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', wait, '-inf', '(0')) do
+    local by, stopped, reason = string.match(member, '^(%d+):([^?]*)%?(.*)$')
+    if tonumber(by) < now_ms then
+      redis.call('ZREM', wait, member)
+    elseif stopped == holder then
+      return {'stopped', reason}
+    end
+  end
+end
 
 local held = redis.call('GET', lock)
 -- A lock of another epoch was granted before Redis lost data, and is no longer valid.
@@ -68,5 +90,5 @@ if order == '' then
   order = format('%d', math.max(now[1] * 1000000 + now[2], (tail[2] or 0) + 1))
 end
 redis.call('ZADD', wait, order, format('%d', now_ms + waiter_ms) .. ':' .. place)
-redis.call('PEXPIRE', wait, format('%d', waiter_ms * 2))
+if not marked then redis.call('PEXPIRE', wait, format('%d', waiter_ms * 2)) end
 return {'wait', held or '', left, order}

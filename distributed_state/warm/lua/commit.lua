@@ -1,7 +1,8 @@
 --[[
   Change one record. A script does not roll back, so every check comes before the first write.
-  KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  lifetimes  items
-        the last four only for operations 'e', 'E', 'x', 'X' and on items; lifetimes only for 'x', 'X' and on items
+  KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  lifetimes  items  output  output_channel
+        those from events on only for operations 'e', 'E', 'x', 'X', 'z' and on items; lifetimes for 'x', 'X', 'z' and on items;
+        the last two for 'z', which without operations on items has the output in place of the items, too
   ARGV  data_id         of the connection: see port/identities.py
         replica         part of the op id: see known_op.lua
         epoch           under which the caller read the record, '' = any
@@ -28,13 +29,16 @@
           Only SQL knows whether this op id was applied before
         | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | '+' | false ...}
         | {'swap', field, raw value, ...} | {'backpressure', entries, bytes} | {'toolarge', bytes} | {'tags', how many}
+        | {'posted', number}   of an input that was accepted before; 0 = none of those to withdraw is there
+        | {'inbox', inputs, bytes}   it is full
         | {'forgotten'} | {'misused', version} | {'item', name, version or '-'}
         | {'items', epoch, needed}   the caller must read the items in SQL, and send their versions
         | {'unsure', ms, epoch}   it may have been applied before the record was hydrated; only SQL knows
         | {'late', ms, epoch}     op ids are not kept for that long
         ms is the server's clock in both; nothing was changed
 ]]
-local record, lock, hydration, journal, meta, channel, events, events_channel, lifetimes, items = unpack(KEYS)
+local record, lock, hydration, journal, meta, channel, events, events_channel, lifetimes, items, output, output_channel = unpack(KEYS)
+if items == output then items = nil end
 -- All are strings. Arithmetic converts one where it is needed, which costs half of what tonumber() does.
 local data_id, replica, epoch, sequence, oldest, digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text,
   own_channel, expectations = unpack(ARGV, 1, 17)
@@ -48,6 +52,9 @@ local journal_bytes = 67108864 -- @constant
 local record_bytes = 33554432 -- @constant
 local window_ms = 300000 -- @constant how long op ids of other replicas are kept
 local kept_events = 10000 -- @constant how many lifecycle events stay in the stream
+local output_ttl = 600000 -- @constant
+local inbox_limit = 64 -- @constant
+local inbox_bytes = 262144 -- @constant
 
 -- Is the partition here, under the data id of the connection?
 -- @include clock
@@ -94,7 +101,11 @@ if holder and not string.find(holder, '@' .. epoch .. ':', 1, true) then holder 
 if lock_value ~= '' then
   if holder ~= lock_value then return {'fenced', holder or ''} end
 elseif holder and string.byte(holder) == 120 then -- x: exclusive
-  return {'locked', holder}
+  -- An input may be posted or withdrawn meanwhile, and nothing else with it but what begins a session. Only a turn, whose
+  -- holder's name ends in '!', lets a session begin: an import holds the lock of the record that it puts into SQL.
+  local passes = kind == 'post' and (version or string.byte(holder, -1) == 33)
+  for i = first_operation, #words, 3 do passes = passes and string.find('ITEX', words[i], 1, true) end
+  if not passes then return {'locked', holder} end
 end
 if head[3] == '1' and deleted == 'expired' then deleted = 'refuse' end
 if head[3] and deleted == 'refuse' then return {'deleted', version, head[3]} end
@@ -109,36 +120,12 @@ if items then
   -- @include item_writes
 end
 -- @include operations
+-- @include inbox
 if kind == '' then return 'ok ' .. (version or '0') .. ' ' .. epoch .. ' ' .. first_message .. '  ' .. format('%d', offset) end
 
 -- The operations that the store adds to those of the caller.
 version = format('%d', (version or 0) + 1)
-local layer, how
-if items then layer, how = new_layer(version) end
-if layer then
-  flags = how
-  n = n + 2
-  fields[n - 1], fields[n] = '#items', layer
-  if how == 'y' then
-    gone = gone or {}
-    gone[#gone + 1] = '#kv'
-  else
-    changes = changes or {change}
-    changes[#changes + 1] = 's6:' .. #layer .. ':#items' .. layer
-    public[#public + 1] = changes[#changes]
-  end
-end
-if owner ~= '' and not call('HGET', record, '#owner') then
-  flags, n, changes = flags .. 'o', n + 2, changes or {change}
-  fields[n - 1], fields[n] = '#owner', owner
-  changes[#changes + 1] = 's6:' .. #owner .. ':#owner' .. owner
-  if public then public[#public + 1] = changes[#changes] end
-end
-if head[3] and deleted == 'expired' then
-  flags, gone, changes = flags .. 'a', gone or {}, changes or {change}
-  gone[#gone + 1], changes[#changes + 1] = '#deleted', 'd8:0:#deleted'
-  if public then public[#public + 1] = changes[#changes] end
-end
+-- @include added_operations
 -- @include noted_op
 
 -- All checks have passed; only writes follow.
@@ -178,6 +165,12 @@ else
   call('PERSIST', record)
 end
 
+if ends_output then
+  local token, how, count, number, tag, content = string.match(lock_value, '^%a(%d+)'), 'e', '0', unpack(ends_output)
+  content = content .. ' ' .. version
+  -- @include output_newest
+  -- @include output_entry
+end
 local data = changes and table.concat(changes) or change or ''
 local token_held = lock_value ~= '' and string.match(lock_value, '^%a(%d+)') or '0'
 local entry_id = replica .. '.' .. sequence .. '.' .. digest

@@ -1,15 +1,17 @@
 --[[
   Release a lock if it is still the caller's, leave its queue, and offer the lock to the next waiter, which is skipped
   unless it comes within the grace period.
-  KEYS  lock  wait  lock_channel  record  leases
+  KEYS  lock  wait  lock_channel  record  leases  output  output_channel
+        the last two if the turn's output ends without a commit
   ARGV  holder  the name under which the lock was requested
         order   of the caller's place in the queue, '' = none
         grace_ms
         replica, sequence   the op id of a commit sent just before: the lock is kept unless that was applied. '' = none
+        number, tag, content, output_ttl     of the end of the output: see output_entry.lua
   Returns {'ok'} | {'lost'} | {'kept'}
 ]]
-local lock, wait, lock_channel, record, leases = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-local holder, order, grace_ms, replica, sequence = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local lock, wait, lock_channel, record, leases, output, output_channel = unpack(KEYS)
+local holder, order, grace_ms, replica, sequence, number, tag, content, output_ttl = unpack(ARGV)
 -- A commit that was not applied (its script is unknown here, the record left Redis, an increment has to be a swap) is sent
 -- again under this lock. If it was applied, the record has its op id: see known_op.lua.
 if sequence ~= '' then
@@ -21,10 +23,18 @@ if sequence ~= '' then
   if not string.find(string.match(ops, '^[^;]*', at + 1), ' ' .. sequence .. ':', 1, true) then return {'kept'} end
 end
 local held = redis.call('GET', lock)
-if order ~= '' then redis.call('ZREMRANGEBYSCORE', wait, order, order) end
+if order ~= '' then
+  redis.call('ZREMRANGEBYSCORE', wait, order, order)
+  redis.call('ZREMRANGEBYSCORE', wait, '-' .. order, '-' .. order)
+end
 if held and string.sub(held, -#holder - 1) ~= ':' .. holder then return {'lost'} end
 redis.call('DEL', lock)
 redis.call('ZREM', leases, record)
+if output and held then
+  local call, format, how, count, token = redis.call, string.format, 'e', '0', string.match(held, '^%a(%d+)')
+  -- @include output_newest
+  -- @include output_entry
+end
 -- Usually there are no waiters, and the time is not needed.
 if redis.call('EXISTS', wait) == 0 then return {'ok'} end
 local place = ''

@@ -1,9 +1,10 @@
 --[[
   The effects of a change's operations, with the last checks; nothing is written yet. 's' sets a field, 'd' deletes it,
   'i' adds to it; 'm' appends a message, or with a number as its name copies one; 'c' clears the fields, with the
-  name '##' the tags, too; 'w' hides all messages; 'l' labels the version; 'e' writes a lifecycle event; 'x' lets the record
+  name '##' the tags and the inbox, too; 'w' hides all messages; 'l' labels the version; 'e' writes a lifecycle event; 'x' lets the record
   end after name ms without a commit, or value ms from now on, 0 = never. 'E' and 'X' are 'e' and 'x' only if the
-  record begins with this change.
+  record begins with this change. 'z' ends the output of a turn. 'r' notes an answered request with the new version; 'I'
+  adds an input to the inbox, and 'T' takes some out: see inbox.lua.
   Expects  clock; call, words, first_operation, record, head, version (false = absent), text, meta, items, item_operation,
            record_bytes
   Defines  fields, n     names and values to set, and how many; those of '#v' and '#ops' come first and are still empty
@@ -17,6 +18,8 @@
            next_look     when the reaper checks its lifetime next (math.huge = never, nil = unchanged)
            types, payloads     of lifecycle events, nil = none
            event, last_event, interests    for events.lua, if there are any
+           inputs        where in words the operations on the inbox are, nil = none: see inbox.lua
+           ends_output   number, tag and content of the end of a turn's output: see output_entry.lua
            flags         '': those of the answer
   Returns  {'swap', field, raw value, ...}, {'tags', how many}, {'toolarge', bytes}, or goes on
 ]]
@@ -28,6 +31,8 @@ local gone, event, last_event, interests, types, payloads, next_look
 local change, changes -- a table for one operation would cost more than the operation
 local public = items and {}
 local exact -- a function, made at the first increment
+local ends_output -- by 'z'
+local inputs
 local tagged, tagging -- how many more tags there will be, and whether one is new
 -- With room for one operation: a table that grows costs more than the operation.
 local fields, n, flags = {'#v', '', '#ops', '', '', '', '', ''}, 4, ''
@@ -35,6 +40,7 @@ for i = first_operation, #words, 3 do
   local operation, name, value = words[i], words[i + 1], words[i + 2]
   local result
   if (operation == 'E' or operation == 'X') and (not version or head[3]) then operation = string.lower(operation) end
+  if operation == 'r' then operation, value = 's', '!1' .. format('%015d', (version or 0) + 1) .. ' ' .. value end
   if operation == 's' or operation == 'i' or operation == 'd' then
     local counts, held, before = string.byte(name) ~= 35, nil, 0
     if i == first_operation then
@@ -91,7 +97,8 @@ for i = first_operation, #words, 3 do
     gone = gone or {}
     -- Bounded by the record's own size limits.
     for _, key in ipairs(call('HKEYS', record)) do
-      if operation == 'c' and (string.byte(key) ~= 35 or name == '##' and string.sub(key, 1, 2) == name)
+      local two = string.sub(key, 1, 2)
+      if operation == 'c' and (string.byte(key) ~= 35 or name == '##' and (two == name or two == '#b'))
         or operation == 'w' and string.match(key, '^#m%d+$') then
         gone[#gone + 1] = key
       end
@@ -125,13 +132,18 @@ for i = first_operation, #words, 3 do
       n = n + 2
       fields[n - 1], fields[n] = name, value
     end
+  elseif operation == 'I' or operation == 'T' then
+    inputs = inputs or {}
+    inputs[#inputs + 1], operation = i, nil
+  elseif operation == 'z' then
+    ends_output = {name, string.match(value, '^(%S+) (.*)$')}
   elseif items then
     operation, name, value, result = item_operation(operation, name, value)
   end
   if result then
     if several then several[#several + 1] = result elseif results == '' then results = result else several = {results, result} end
   end
-  if operation and operation ~= 'E' and operation ~= 'x' and operation ~= 'X' then
+  if operation and operation ~= 'E' and operation ~= 'x' and operation ~= 'X' and operation ~= 'z' then
     local piece = operation .. format('%d:%d:', #name, #value) .. name .. value
     if public then public[#public + 1] = operation == 'p' and 'p' .. #name .. ':0:' .. name or piece end
     if not change then
