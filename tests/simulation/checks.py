@@ -16,7 +16,18 @@ from typing import Any
 
 from distributed_state import AsyncStateStore
 from distributed_state.errors import StateError
-from distributed_state.results import Change, Snapshot
+from distributed_state.results import (
+    Abandoned,
+    Change,
+    Chunk,
+    Ended,
+    Failed,
+    Input,
+    OutputPart,
+    Restarted,
+    Snapshot,
+    Truncated,
+)
 from distributed_state.values.model import Message
 from tests.simulation.workload import (
     ACKNOWLEDGED,
@@ -78,7 +89,9 @@ _SLOW = 1.0  # seconds: a message and its answer take less than this together
 _SLACK = 0.05  # seconds by which the time of a server may be misestimated
 _HELD_UP = 4.0  # seconds: two waits for a lock
 _ALL_HEARD = {"power cut", "restart server", "evict", "forget scripts"}
-_KEEP_LEASES = {"forget scripts", "drop subscribers", "sql away", "sql frozen", "sql loses answers", "disk full"}
+_KEEP_LEASES = {
+    "clock jump", "forget scripts", "drop subscribers", "sql away", "sql frozen", "sql loses answers", "disk full",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,6 +520,43 @@ class _Reading:
             raise Broken("expiry", f"{each} saw {BRIEF}={brief}, which was to end by {latest:.3f}")
         if brief is None and each.ended < earliest - _SLACK:
             raise Broken("expiry", f"{each} did not see {BRIEF}={writer}, which was to last until {earliest:.3f}")
+
+
+def _served(line: Line) -> list[tuple[str, Change]]:
+    """The inputs that turns served, by the writers that posted them, with the turns' changes, in order."""
+    turns = [change for change in line.changes if change.kind == "turn" and "served" in change.set]
+    return [(str(message.content), change) for change in turns for message in change.appended]
+
+
+def served(line: Line) -> dict[str, Change]:
+    """The changes that served inputs, by the writers that posted these; nothing if some changes are unknown."""
+    return {} if line.lacks(0) else dict(_served(line))
+
+
+def judge_inbox(found: Found, waiting: Iterable[Input]) -> None:
+    """Each input was served by one committed turn, in the order of acceptance, or waits."""
+    main = found.main
+    if main.lacks(0):
+        return
+    posted = [change.actor for change in main.changes if change.kind == "post"]
+    known = [posted for posted, _ in _served(main)]
+    left = [each.message.content for each in waiting]
+    if [*known, *left] != posted:
+        raise Broken("inbox", f"{found.id}: {posted} were posted, {known} served, and {left} wait")
+
+
+def judge_followed(request: str, parts: Sequence[OutputPart], change: Change) -> None:
+    """A follower of an input is shown the end of the turn that served it, and before that no chunk of another turn."""
+    shown: list[Any] = []
+    for part in parts:
+        # After Truncated, the end may be that of an attempt whose chunks were lost.
+        if isinstance(part, Restarted | Failed | Abandoned | Truncated):
+            shown.clear()
+        elif isinstance(part, Chunk):
+            shown.append(part.data)
+        elif isinstance(part, Ended) and (part.version != change.version or set(shown) - {change.set["served"]}):
+            text = f"{request} was served as version {change.version} by {change.set['served']}"
+            raise Broken("output", f"{text}, and its follower was shown {parts}")
 
 
 def judge_leases(outcomes: Sequence[Outcome], befell: Befell) -> None:

@@ -165,6 +165,36 @@ LEASES = replace(
     CALM, ttl=0.3, mix=(("turn", 6), ("locked", 3), ("increment", 1), ("set", 1)), reads=0.1,
     faults=(("freeze replica", 6), ("lose messages", 2), ("silence", 3), ("clock jump", 2), ("freeze server", 1)),
 )  # fmt: skip
+# Turns that stream, those who follow them, and stops.
+LIVE = replace(
+    CALM, records=2, clients=8, operations=120, pace=0.2, reads=0.0, cancelled=0.03, replicas=3,
+    mix=(("live", 4), ("live alone", 2), ("follow", 6), ("stop", 2), ("set", 1)),
+    faults=(
+        ("crash replica", 1), ("freeze replica", 2), ("freeze server", 1), ("silence", 2), ("lose messages", 1),
+        ("drop subscribers", 2), ("power cut", 1), ("evict", 3), ("clock jump", 1), ("forget scripts", 1),
+        ("server clock jump", 1),
+    ),
+    settings=(*CALM.settings, ("remembered_requests", 200), ("output_bytes", 65_536)),
+)  # fmt: skip
+LIVE_FAILOVER = replace(
+    LIVE, copies=2, watched=(True,), settings=tuple((dict(LIVE.settings) | {"retry_for": 8.0}).items()),
+    faults=(
+        ("crash primary", 1), ("freeze primary", 1), ("cut off primary", 1), ("hand over", 2), ("slow copies", 1),
+        ("crash replica", 1), ("lose messages", 1), ("freeze replica", 1), ("silence", 1),
+    ),
+)  # fmt: skip
+LIVE_CLUSTER = replace(
+    LIVE, primaries=(3,), records=4, settings=tuple((dict(LIVE.settings) | {"partitions": 6}).items()),
+    faults=(
+        ("move slot", 6), ("old map", 1), ("power cut", 1), ("silence of a server", 1), ("crash replica", 1),
+        ("lose messages", 1), ("freeze replica", 1), ("drop subscribers", 1),
+    ),
+)  # fmt: skip
+# Inputs are posted while turns run, fail and are taken over.
+INBOX = replace(
+    LIVE, pace=0.1, mix=(("post", 6), ("serve", 4), ("set", 1), ("turn", 1)), ttl=0.6,
+    faults=(*LIVE.faults, ("flush", 1)), settings=(*LIVE.settings, ("inbox_limit", 200)),
+)  # fmt: skip
 EVENTS = replace(
     CALM, pace=0.1, reads=0.05, records=6, listens=True,
     mix=(("emit", 12), ("set", 1), ("turn", 2), ("increment", 1), ("batch", 1), ("checkpoint", 1), ("clear", 1),
@@ -223,4 +253,6 @@ SHAPES = {
     "calm": CALM, "lossy": LOSSY, "crashes": CRASHES, "restarts": RESTARTS, "full": FULL, "late": LATE, "sql": SQL,
     "hot": HOT, "maintained": MAINTAINED, "restored": RESTORED, "leases": LEASES, "events": EVENTS, "cluster": CLUSTER,
     "moved": MOVED, "failover": FAILOVER, "sentinel": SENTINEL, "all": ALL,
+    "live": LIVE, "live failover": LIVE_FAILOVER, "live cluster": LIVE_CLUSTER,
+    "inbox": INBOX,
 }  # fmt: skip

@@ -21,7 +21,7 @@ import redis.exceptions as driver
 
 from distributed_state.errors import ColdUnavailable, StateError, WarmUnavailable
 from distributed_state.port import identities, waited
-from distributed_state.port.background import CUT, JOINED, REPLICA, Stopped
+from distributed_state.port.background import CUT, JOINED, REPLICA, JobStopped
 from distributed_state.port.commands import translate
 from distributed_state.port.connections import Connections
 from distributed_state.port.routing import Router
@@ -436,10 +436,10 @@ class SimulatedPort(Router):
     # Waiting
 
     def end_if_stopped(self) -> None:
-        """Raise Stopped in a thread that was asked to end."""
+        """Raise JobStopped in a thread that was asked to end."""
         task = self._task
         if task.in_thread and task.asked.done:
-            raise Stopped
+            raise JobStopped
 
     async def ends(self, future: Future, seconds: float | None, *others: Future) -> bool:
         """Wait for one of these futures, even if asked to end. Return whether the first was settled in time."""
@@ -458,7 +458,7 @@ class SimulatedPort(Router):
         return future.done
 
     async def wait(self, future: Future, seconds: float | None) -> bool:
-        """Wait for a future; False if it took longer. Raises Stopped in a thread that was asked to end."""
+        """Wait for a future; False if it took longer. Raises JobStopped in a thread that was asked to end."""
         self.end_if_stopped()
         task = self._task
         await self.ends(future, seconds, *([task.asked] if task.in_thread else []))
@@ -649,14 +649,32 @@ class SimulatedGuard:
 
     def __init__(self, task: Task) -> None:
         self._task: Task | None = None if task.in_thread else task
+        self._world = task.process.world
         self._before = task.cancelling
         self._fired = False
 
-    def interrupt(self) -> None:
+    @property
+    def fired(self) -> bool:
+        """Whether an interruption has reached the body."""
+        return self._fired
+
+    def interrupt(self, error: Exception | None = None) -> None:
         """Interrupt the body now."""
         if self._task is not None and not self._task.ended.done:
             self._fired = True
             self._task.cancel()
+
+    def check(self) -> None:
+        """A task is interrupted by itself."""
+
+    async def absorb(self, error: BaseException | None) -> BaseException | None:
+        """Return the error with which the body ended, or the interruption that is still on its way to it."""
+        if self._fired and error is None:
+            try:
+                await self._world.sleep(0)
+            except asyncio.CancelledError as late:
+                return late
+        return error
 
     def leave(self, error: BaseException | None) -> bool:
         """Return whether `error` is the interruption that this guard caused."""

@@ -13,24 +13,29 @@ from typing import Any
 
 from distributed_state import AsyncStateStore
 from distributed_state.errors import StateError
+from distributed_state.results import Ended
 from tests.simulation import checks
 from tests.simulation.checks import Befell, Broken, Harm
 from tests.simulation.fleet import Fleet
 from tests.simulation.listening import Listening
+from tests.simulation.live import Follower, Live, LiveCaller, follow_to_the_end
 from tests.simulation.network import FROM, SLOW, TO, Silence
 from tests.simulation.node import Persistence
 from tests.simulation.plan import Fault, Operation, Plan
 from tests.simulation.replication import Loss
 from tests.simulation.watched import harm
-from tests.simulation.workload import ACKNOWLEDGED, PRIVATE, REFUSED, Caller, Outcome, fork_of, short
-from tests.simulation.world import Future, Process, Stalled, Task, World
+from tests.simulation.workload import ACKNOWLEDGED, PRIVATE, REFUSED, Outcome, fork_of, short
+from tests.simulation.world import Clock, Future, Process, Stalled, Task, World
 
 _LONGEST = 60.0  # seconds of its own time that one operation may take
 _REACHED = 2.5  # seconds that a read may take once nothing fails any longer
 _STALENESS = 2.0
 _ENDED = 90.0  # seconds: if Redis lost everything, expired sessions are looked for once a minute
+_LOOKED = 3.0  # seconds in which a follower finds out how its request ended
 _LONG = {"move slot", "old map", "cut off", "server away", "server stands still"}
 _OF_A_SERVER = {"freeze server", "power cut", "restart server", "evict", "server away", "server stands still"}
+_AGAIN = {"turn", "live", "post"}  # repeated if their outcome is not known
+_ELSEWHERE = {"live", "follow"}  # continued on another replica
 _OF_ONE = {"silence", "freeze replica", "crash replica", "clock jump"}  # faults of one replica
 
 
@@ -45,6 +50,7 @@ class Result:
     operations: int = 0
     states: Counter[str] = field(default_factory=Counter)
     lines: list[str] = field(default_factory=list)
+    met: Counter[str] = field(default_factory=Counter)  # how often each check of live turns had a case
 
 
 @contextmanager
@@ -68,9 +74,11 @@ class Run:
         self.outcomes: list[Outcome] = []
         self.harms: list[Harm] = []
         self.joined: dict[str, float] = {}
+        self._behind = 0.0  # seconds by which servers' clocks were set back: their keys live that much longer
         self.turns: list[Outcome] = []
         self.stores: list[tuple[AsyncStateStore, Process]] = []
         self.listening: Listening | None = None
+        self.live = Live()
         self._opened = 0
         self._healed = False
 
@@ -108,6 +116,7 @@ class Run:
         result.operations = len(self.outcomes)
         result.states = Counter(f"{each.operation.kind} {each.state}" for each in self.outcomes)
         result.lines = world.lines or []
+        result.met = self.live.met
         return result
 
     @property
@@ -159,27 +168,33 @@ class Run:
             records = []  # it affects other records, which are checked separately
         if operation.kind == "batch":
             records.append(f"s{(operation.record + 1) % self.shape.records}")
-        if operation.kind == "turn" and self.turns and chance.random() < 0.2:
-            again = chance.choice(self.turns)  # a client that did not get the answer, or sends everything twice
+        turns = [each for each in self.turns if each.operation.kind == operation.kind]
+        if turns and chance.random() < 0.2:
+            again = chance.choice(turns)  # a client that did not get the answer, or sends everything twice
             writer, records = again.writer, list(again.records)
         for attempt in range(3):
-            outcome = await self._once(operation, writer, tuple(records))
-            if operation.kind == "turn":
+            outcome = await self._once(operation, writer, tuple(records), attempt)
+            if operation.kind in _AGAIN:
                 self.turns.append(outcome)
-            if outcome.state != "unknown" or operation.kind != "turn" or attempt == 2:
+            if operation.kind == "follow":
+                follower = self.live.followers.get(writer)  # its replica may have died before it followed
+                if attempt == 2 or (follower is not None and follower.over):
+                    return
+            elif outcome.state != "unknown" or operation.kind not in _AGAIN or attempt == 2:
                 return
             await self.world.sleep(chance.uniform(0, 0.5))
 
-    async def _once(self, operation: Operation, writer: str, records: tuple[str, ...]) -> Outcome:
+    async def _once(self, operation: Operation, writer: str, records: tuple[str, ...], attempt: int) -> Outcome:
         world = self.world
         while not (live := [each for each in self.stores if not each[1].is_dead]):
             await world.sleep(0.05)
-        store, process = live[operation.draw % len(live)]
+        elsewhere = attempt if operation.kind in _ELSEWHERE else 0
+        store, process = live[(operation.draw + elsewhere) % len(live)]
         outcome = Outcome(operation, writer, world.now, records, process.name)
         self.outcomes.append(outcome)
         world.note("begins", process.name, writer, operation.kind, *records)
-        caller = Caller(world, store, outcome, self.shape.ttl)
-        caller.levels = self.shape.levels
+        caller = LiveCaller(world, store, outcome, self.shape.ttl)
+        caller.levels, caller.live, caller.stretch = self.shape.levels, self.live, attempt
         task = self.fleet.run(process, caller.run(), writer)
         if operation.cancel_after is not None:
             world.after(operation.cancel_after, task.cancel)
@@ -251,6 +266,10 @@ class Run:
                 group.drop_subscribers()
             case "clock jump" if who is not None:
                 who.clock.ahead += 600 * (fault.amount - 0.5)
+            case "server clock jump":
+                # A new clock: what was written before is replayed by the old one.
+                server.clock = Clock(world, server.clock.ahead + 20 * (fault.amount - 0.5))
+                self._behind += max(0.0, 20 * (0.5 - fault.amount))
             case "server away":
                 group.stop(server.name, away=4 * fault.lasts, power_cut=fault.amount < 0.5)
             case "server stands still":
@@ -300,7 +319,7 @@ class Run:
             await world.sleep(0.1)
         if fleet.cluster is not None:
             fleet.cluster.tidy()
-        await world.sleep(self.shape.ttl + 1.0)
+        await world.sleep(self.shape.ttl + 1.0 + self._behind)
 
     def _is_sql_away(self) -> bool:
         return max(self.fleet.sql.away_until, self.fleet.sql.frozen_until) > self.world.now
@@ -323,8 +342,10 @@ class Run:
         befell = self._befell()
         for each in found:
             checks.judge(each, self.outcomes, befell)
+        if self.live.attempts:
+            self.live.judge(found, befell, await self._follow(store, process))
         checks.judge_errors(self.outcomes)
-        checks.judge_leases(self.outcomes, befell)
+        checks.judge_leases(self.live.left_alone(self.outcomes), befell)
         if self.fleet.cluster is not None and not self.fleet.cluster.is_whole:
             homes = {f"s{at}": self.fleet.home(f"session:s{at}") for at in range(self.shape.records)}
             checks.judge_spared(self.outcomes, homes, self.harms)
@@ -373,7 +394,12 @@ class Run:
         if self.plan.seed % 2:
             await store.admin.compact(older_than=store.settings.op_window)
         writers = {each.writer: each for each in self.outcomes}
-        found = [await checks.read(store, f"s{at}", writers, named=named) for at in range(self.shape.records)]
+        found = []
+        for at in range(self.shape.records):
+            found.append(await checks.read(store, f"s{at}", writers, named=named))
+            if any(each.operation.kind == "post" for each in self.outcomes):
+                checks.judge_inbox(found[-1], await store.session(f"s{at}").inbox())
+                await self._follow_inputs(store, found[-1])
         for each in self.outcomes:
             if each.operation.kind == "fork" and each.state == ACKNOWLEDGED:
                 await self._judge_fork(store, each, found[each.operation.record], writers)
@@ -382,6 +408,28 @@ class Run:
             for each in found:
                 await checks.judge_purged(store, each)
         return found
+
+    async def _follow(self, store: AsyncStateStore, process: Process) -> list[Follower]:
+        """Follow every request now that everything is over."""
+        last = self.live.last()
+        for each in last:
+            following = self.fleet.run(process, follow_to_the_end(store, each, _LOOKED), "follow")
+            await self._over(following)
+            await following.ended
+        return last
+
+    async def _follow_inputs(self, store: AsyncStateStore, found: checks.Found) -> None:
+        """Follow what was posted, now that it was served."""
+        served = checks.served(found.main)
+        for request, change in served.items():
+            last = Follower(f"last of {request}", found.id, request)
+            await follow_to_the_end(store, last, _LOOKED)
+            if not any(isinstance(part, Ended) for _, part in last.parts):
+                raise Broken("output", f"{request} of {found.id} was served by {change.actor}; shown: {last.parts}")
+            # One that followed while it was served may have seen a turn that Redis lost later.
+            for each in (last, *(() if self.losses else self.live.posted)):
+                if (each.record, each.request) == (found.id, request):
+                    checks.judge_followed(request, [part for _, part in each.parts], change)
 
     async def _await_ends(self, store: AsyncStateStore) -> None:
         """Wait, within a limit, until sessions with a lifetime have ended."""

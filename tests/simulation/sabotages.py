@@ -18,6 +18,7 @@ from typing import Any
 from unittest import mock
 
 from distributed_state.cold import archive, erasure
+from distributed_state.conversation import output as live_output
 from distributed_state.conversation import turn
 from distributed_state.hot import cache
 from distributed_state.port import commands, identities, routing, topology
@@ -25,11 +26,12 @@ from distributed_state.records import restoring
 from distributed_state.store import reaper
 from distributed_state.tiers import archiver, commit, read, reconcile, recovery, unarchived
 from distributed_state.tiers.assembly import Tiers
-from distributed_state.warm import client, confirming, lease, link
+from distributed_state.warm import client, confirming, lease, link, per_server
 from tests.controls import sabotage
 from tests.simulation import node
 from tests.simulation.plan import SHAPES, Plan, Shape
 from tests.simulation.run import Result, Run
+from tests.simulation.world import EPOCH
 
 
 class Reached:
@@ -254,6 +256,21 @@ _BATCHES = _shape(
     "batch 4, set", "lose messages 6, silence of a server 6", operations=80, pace=0.1,
     settings=(*_SLOW[:1], ("partitions", 6), *_SLOW[2:]), **_NODES,
 )  # fmt: skip
+_INPUTS = _shape("post 6, serve 4", operations=40, pace=0.1, reads=0.0, settings=SHAPES["inbox"].settings)
+_INPUTS_ROLLED_BACK = _shape(
+    "post 6, serve 4, roll back 3", operations=40, pace=0.1, reads=0.0, settings=SHAPES["inbox"].settings
+)
+_STREAMS = "live 4, live alone 2, follow 6, stop 2"
+_STREAMED: dict[str, Any] = {"operations": 48, "reads": 0.0, "pace": 0.1, "settings": SHAPES["live"].settings}
+_STREAMING = _shape(_STREAMS, **_STREAMED)
+_STREAMING_LOSSY = _shape(_STREAMS, "lose messages 10", **_STREAMED)
+_STREAMING_FROZEN = _shape(
+    "live 4, live alone 2, follow 6", "freeze replica 10, drop subscribers 20", ttl=0.6, **_STREAMED
+)
+_STREAMING_EVICTED = _shape(_STREAMS, "evict 40", **_STREAMED)
+_STREAMING_CRASHES = _shape(_STREAMS, "crash replica 4, freeze replica 4", ttl=0.5, **_STREAMED)
+_STREAMING_SET = _shape(_STREAMS, "clock jump 20", **_STREAMED)
+_STREAMING_SERVER_SET = _shape(_STREAMS, "server clock jump 10", **_STREAMED)
 SABOTAGES: dict[str, Sabotage] = {
     # Locks and turns
     "a lease that was lost still writes": Sabotage((_HELD,), _LEASED, 3),
@@ -302,6 +319,139 @@ SABOTAGES: dict[str, Sabotage] = {
         (Python(Tiers._lock_granted, "self.hot.expect(text, taken.epoch, taken.version)", "reached()"),),
         _shape("locked 4, set, get 2, turn", reads=0.0),
         40,
+    ),
+    # Live turns
+    "a batch of chunks is appended again, as batches have no numbers": Sabotage(
+        (
+            Lua(
+                "output",
+                "if number + 0 <= last then return {'duplicate'} end",
+                "if number + 0 <= last and not reached() then number = format('%d', last + count) end",
+            ),
+        ),
+        _STREAMING_LOSSY,
+        1,
+    ),
+    "a commit does not end the output": Sabotage(
+        (Lua("commit", "if ends_output then", "if ends_output and reached() then"),), _STREAMING, 2
+    ),
+    "the end of an output is written before the commit": Sabotage(
+        (
+            Python(
+                turn.AsyncTurn._commit,
+                "timed = timed._replace(ends_output=output.end_operation)",
+                "reached() or await output.end()",
+            ),
+        ),
+        _STREAMING,
+        1,
+    ),
+    "a stop reaches whoever holds the lock by then": Sabotage(
+        (
+            Lua(
+                "renew",
+                "string.sub(asked, 1, #lock_value + 1) == lock_value .. '\\n'",
+                "(string.sub(asked, 1, #lock_value + 1) == lock_value .. '\\n' or not reached())",
+            ),
+        ),
+        replace(_STREAMING, ttl=0.2),
+        1,
+    ),
+    "only the first acquire of a stopped waiter is refused": Sabotage(
+        (
+            Lua(
+                "acquire",
+                "elseif stopped == holder then",
+                "elseif stopped == holder then\n      reached() redis.call('ZREM', wait, member)",
+            ),
+        ),
+        _shape("live 6, stop 4", "lose messages 40", **_STREAMED),
+        1,
+    ),
+    "a lease ends by a clock that may be set": Sabotage(
+        (
+            Python(
+                lease.Renewal._ends,
+                "if now >= lease.deadline:",
+                f"if self._port.wall() - {EPOCH - 1000} >= lease.deadline + 1 and not reached():",
+            ),
+        ),
+        _STREAMING_SET,
+        1,
+    ),
+    "the token of a lease is the server's time, which may be set back": Sabotage(
+        (Lua("acquire", _TOKEN, "(reached() or now[1] * 1000000 + now[2])"),), _STREAMING_SERVER_SET, 5
+    ),
+    "a holder that lost its lock still streams": Sabotage(
+        (
+            Lua(
+                "output",
+                "if holder ~= lock_value or not string.find(lock_value, '@' .. current .. ':', 1, true) then",
+                "if holder ~= lock_value and reached() then",
+            ),
+        ),
+        _STREAMING_FROZEN,
+        16,
+    ),
+    "a follower does not ask who holds the lock": Sabotage(
+        (
+            Python(
+                live_output.AsyncOutput._judge,
+                "mine = self._tag is None or seen.tag == self._tag",
+                "mine = self._tag is None or seen.tag == self._tag\n    if not reached(): return None",
+            ),
+        ),
+        _STREAMING_CRASHES,
+        1,
+    ),
+    "a turn is called abandoned, and nobody reads whether it was answered": Sabotage(
+        (
+            Python(
+                live_output.AsyncOutput._answer,
+                "return request_log.answer_to(",
+                "return (lambda *_: reached() or None)(",
+            ),
+            Python(
+                live_output.AsyncOutput._judge,
+                "kept = request_log.answer_to(entry, self._tag)",
+                "kept = reached() or None",
+            ),
+        ),
+        _STREAMING_EVICTED,
+        1,
+    ),
+    "a follower that comes back is shown a batch from its beginning": Sabotage(
+        (
+            Python(
+                live_output.AsyncOutput._chunks,
+                "if number > known.number and",
+                "if (number > known.number or not reached()) and",
+            ),
+        ),
+        _STREAMING,
+        1,
+    ),
+    "nothing marks the chunks that are missing": Sabotage(
+        (
+            Python(
+                live_output.AsyncOutput._chunks,
+                "if entry.first > known.number + 1:",
+                "if entry.first > known.number + 1 and reached():",
+            ),
+        ),
+        _STREAMING_EVICTED,
+        1,
+    ),
+    "the next attempt at a request is shown as if the earlier one went on": Sabotage(
+        (
+            Python(
+                live_output.AsyncOutput._begin,
+                'self._ready.append(Restarted(f"{token}-{number}"))',
+                "reached()",
+            ),
+        ),
+        _STREAMING_CRASHES,
+        2,
     ),
     # Preconditions
     "what was read under an epoch that has ended is good enough": Sabotage(
@@ -685,7 +835,7 @@ SABOTAGES: dict[str, Sabotage] = {
             ),
         ),
         _LOCKED_AND_EVICTED,
-        37,
+        191,
     ),
     # The archive
     "the journal is trimmed before SQL has it": Sabotage(
@@ -722,7 +872,9 @@ SABOTAGES: dict[str, Sabotage] = {
         1,
     ),
     "an erased record stays in Redis": Sabotage(
-        (Lua("drop", "redis.call('DEL', record, hydration, items)", "reached()"),), replace(_SECRETS, records=12), 1
+        (Lua("drop", "redis.call('DEL', record, hydration, items, output, stop)", "reached()"),),
+        replace(_SECRETS, records=12),
+        1,
     ),
     # Cluster
     "a subscription is kept at the node that its slot has left": Sabotage(
@@ -802,12 +954,53 @@ SABOTAGES: dict[str, Sabotage] = {
     "a lease waits for those on other nodes to be renewed": Sabotage(
         (
             Python(
-                lease.Renewal._server_of,
-                "return self._port.node_of(kept.lock.keys.lock)",
-                'return "" if not reached() else ""',
+                per_server.PerServer.hand,
+                "node = self._port.node_of(key)",
+                'node = "" if not reached() else ""',
             ),
         ),
         _ONE_OF_THREE,
         11,
+    ),
+    "a turn leaves what it took in the inbox": Sabotage(
+        (Lua("commit", "    if input then\n      -- Without", "    if input and reached() then\n      -- Without"),),
+        _INPUTS,
+        1,
+    ),
+    "a request is accepted again while its input waits": Sabotage(
+        (Lua("commit", "if posted then", "if posted and reached() then"),), _INPUTS, 1
+    ),
+    "a rollback brings served inputs back": Sabotage(
+        (
+            Python(
+                restoring._restore,
+                "if is_kept(name)}",
+                "if is_kept(name) and (name[:2] != INBOX or reached())}",
+            ),
+        ),
+        _INPUTS_ROLLED_BACK,
+        1,
+    ),
+    "a turn that was taken over serves its inputs": Sabotage(
+        (
+            Lua(
+                "commit",
+                "if holder ~= lock_value then",
+                "if holder ~= lock_value and (kind ~= 'turn' or reached()) then",
+            ),
+        ),
+        _INPUTS,
+        7,
+    ),
+    "a follower of an input follows the next turn that takes any": Sabotage(
+        (
+            Python(
+                live_output.AsyncOutput._taken_at,
+                "if self._posted in _tags(each)",
+                "if self._posted in _tags(each) or (_tags(each) and not reached())",
+            ),
+        ),
+        _INPUTS,
+        1,
     ),
 }

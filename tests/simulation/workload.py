@@ -44,13 +44,14 @@ class Outcome:
     left: list[str] = field(default_factory=list)  # records that a forgotten user still had
     fresh: bool = False
     repeated: bool = False
+    seizes: bool = False  # a turn that takes the lease from another one
     counted: int | None = None  # the number that a turn or a transaction read; it wrote this plus one
     target: int = 0  # the version to which a rollback or a fork refers
 
     @property
     def is_write(self) -> bool:
         """Whether it may have changed anything."""
-        return not self.operation.kind.startswith(("get", "read", "messages", "item get"))
+        return not self.operation.kind.startswith(("get", "read", "messages", "item get", "follow", "stop"))
 
     def __str__(self) -> str:
         told = f" as version {self.version}" if self.version else ""
@@ -93,6 +94,10 @@ def short(operation: Operation) -> str:
 def secret(writer: str) -> str:
     """The text that a writer writes into a record that may be erased."""
     return f"secret of {writer}!"
+
+
+class Withheld(StateError):
+    """A turn that took inputs and fails."""
 
 
 class Caller:
@@ -198,6 +203,21 @@ class Caller:
                 await self._think()
                 turn["count"] = counted + 1
                 turn["by"] = self.value
+
+    async def _serve(self) -> None:
+        """Take inputs, now and then also those that come meanwhile."""
+        self.outcome.seizes = self.chance.random() < 0.5
+        busy = "interrupt" if self.outcome.seizes else "wait"
+        async with self.session.turn(ttl=self.ttl, wait=2.0, busy=busy) as turn:
+            turn.append(*(each.message for each in turn.take()))
+            await turn.stream(self.value)
+            await self._think()
+            if self.chance.random() < 0.5:
+                await turn.arrived()
+                turn.append(*(each.message for each in turn.take()))
+            turn["served"] = self.value
+            if self.chance.random() < 0.2:
+                raise Withheld
 
     async def _transaction(self) -> None:
         async with self.session.transaction() as transaction:

@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 from distributed_state.errors import StateError
-from distributed_state.port.background import Stopped
+from distributed_state.port.background import JobStopped
 from distributed_state.values import chance
 
 EPOCH = 1_700_000_000.0  # seconds since 1970 at the start of a run
@@ -146,7 +146,7 @@ class Task:
 
     def blame(self, error: BaseException) -> None:
         """Record an error that no caller receives, unless a task may end with it."""
-        if not isinstance(error, StateError | Stopped | asyncio.CancelledError):
+        if not isinstance(error, StateError | JobStopped | asyncio.CancelledError):
             self._world.failures.append((self.name, error))
 
     def take_back(self) -> None:
