@@ -31,7 +31,7 @@ PATH = "/v1/mcp"
 MODES = ("legacy", "auto")  # the handshake of 2025, and each request for itself
 NAMES = {
     "get_state", "set_state", "append_message", "read_messages", "add_note", "list_notes", "delete_note", "search",
-    "history", "list_sessions", "create_session", "fork_session", "rollback",
+    "history", "list_sessions", "create_session", "fork_session", "rollback", "post_message",
 }  # fmt: skip
 
 
@@ -209,6 +209,7 @@ OF_SESSION: dict[str, dict[str, Any]] = {
     "get_state": {},
     "set_state": {"fields": {"a": 1}},
     "append_message": {"role": "user", "content": "x"},
+    "post_message": {"content": "x"},
     "read_messages": {},
     "add_note": {"note": "x"},
     "list_notes": {},
@@ -364,6 +365,7 @@ async def test_sessions_that_an_agent_begins_count_against_the_quota_of_its_tena
 WRITES: dict[str, dict[str, Any]] = {
     "set_state": {"fields": {"a": 1}},
     "append_message": {"role": "user", "content": "hello"},
+    "post_message": {"content": "hello"},
     "add_note": {"key": "k", "note": "n"},
     "delete_note": {"key": "k"},
 }
@@ -486,3 +488,12 @@ async def test_a_large_text_is_not_given_to_the_sdk_and_arrives_whole(
         assert [each["appended"][0]["content"] for each in changes if each["appended"]] == said
     assert len(given) == 2
     assert max(given) < 100
+
+
+async def test_a_message_is_left_in_the_inbox_of_a_session_once(opened: Any) -> None:
+    async with opened() as here, here.agent() as ask:
+        await ask("create_session", session="s")
+        for _ in range(2):
+            assert await ask("post_message", session="s", content="hi", request_id="r") == {"number": 1}
+        (waiting,) = await here.store.session("s").inbox()
+        assert (waiting.message.role, waiting.message.content, waiting.request_id) == ("user", "hi", "r")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import io
 import json
 import logging
@@ -13,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,7 +43,7 @@ def worker(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[str], i
     ) as process:  # fmt: skip
         try:
             assert process.stdout is not None
-            yield process, int(process.stdout.readline().rpartition(":")[2])
+            yield process, int(json.loads(process.stdout.readline())["message"].rpartition(":")[2])
         finally:
             process.kill()
 
@@ -152,3 +154,26 @@ def test_logs_name_the_replica_of_a_service_until_it_has_closed(monkeypatch: pyt
     during, after = map(json.loads, written.getvalue().splitlines())
     assert during["replica"]
     assert "replica" not in after
+
+
+def test_a_look_up_that_fails_after_its_connect_is_cancelled_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def connect_and_cancel(times: int) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(times):
+            connecting = loop.create_task(loop.create_connection(asyncio.Protocol, "nowhere.invalid", 1))
+            await asyncio.sleep(0)
+            connecting.cancel()
+            await asyncio.wait([connecting])
+        with pytest.raises(socket.gaierror):
+            await loop.create_connection(asyncio.Protocol, "nowhere.invalid", 1)  # after the others
+
+    def logged(factory: Callable[[], asyncio.AbstractEventLoop]) -> list[str]:
+        caplog.clear()
+        with asyncio.Runner(loop_factory=factory) as runner:
+            runner.run(connect_and_cancel(8))
+            gc.collect()
+        return [each for each in caplog.messages if "never retrieved" in each]
+
+    assert not logged(running.new_loop)
+    uvloop = pytest.importorskip("uvloop")
+    assert logged(uvloop.new_event_loop), "the control"

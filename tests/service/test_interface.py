@@ -18,7 +18,7 @@ import pytest
 from below import until
 from serving import JSON, served
 
-from distributed_state import AsyncStateStore, RemoteStore
+from distributed_state import AsyncStateStore, RemoteStore, StateStore
 from distributed_state.cold.store import ColdStore
 from distributed_state.errors import AccessDenied, WarmUnavailable
 from distributed_state.programs import logs
@@ -856,3 +856,28 @@ async def test_what_a_tenant_makes_and_lists_is_its_own() -> None:
         for wrong in search.Listing(prefix="other:"), search.Listing(user="other:u"):
             with pytest.raises(AccessDenied):
                 await search.listing("session", asked("GET", "/v1/conversations"), wrong)
+
+
+def test_who_holds_the_lease_is_told_once_that_somebody_asked_to_stop(
+    place: tuple[str, str, str], http: httpx.Client, id: str
+) -> None:
+    """With the reason, at its next call of any kind; then it may keep what it has."""
+    path = f"/v1/conversations/{id}"
+    url, archive, namespace = place
+    with StateStore.open(url, archive=archive, namespace=namespace, archiver=False) as store:
+        for call in (
+            lambda lease: http.put(f"{path}/lease", json={"ttl": 30}, headers=lease),
+            lambda lease: http.put(f"{path}/fields/a", json={"value": 1}, headers=lease),
+            lambda lease: http.post(f"{path}/turns", json={"messages": [HI]}, headers=lease),
+        ):
+            taken = http.post(f"{path}/lease", json={"ttl": 30, "wait": 10}).json()
+            lease = {"Lease": taken["lease"]}
+            with ThreadPoolExecutor(1) as pool:
+                stopping = pool.submit(store.session(id).stop, reason="enough", wait=10)
+                answer = wait_for(lambda call=call, lease=lease: (it := call(lease)).status_code == 409 and it)
+                assert answer.json()["error"] == "Stopped"
+                assert "enough" in answer.json()["detail"]
+                kept = http.post(f"{path}/turns", json={"set": {"kept": True}}, headers=lease)
+                assert kept.status_code == 200
+                assert http.request("DELETE", f"{path}/lease", headers=lease).json() == {"released": True}
+                assert stopping.result().state == "stopped"

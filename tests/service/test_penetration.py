@@ -28,7 +28,7 @@ from distributed_state.programs.service.running import mount
 from distributed_state.search import querying
 from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import RIGHTS
-from distributed_state.warm.lease import CarriedLease
+from distributed_state.warm.held_leases import CarriedLease
 
 HI = {"role": "user", "content": "hi"}
 ONE = "/v1/conversations/acme:{}"

@@ -32,7 +32,8 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from importlib.resources.abc import Traversable
+from typing import Any, Protocol
 from urllib.parse import quote
 
 import orjson
@@ -44,6 +45,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from distributed_state.conversation.output import AsyncOutput
 from distributed_state.errors import (
     AccessDenied,
     Backpressure,
@@ -62,6 +64,7 @@ from distributed_state.errors import (
     NotPermitted,
     RecoveryInProgress,
     StateError,
+    Stopped,
     TooLarge,
     Unauthenticated,
     Unavailable,
@@ -72,7 +75,7 @@ from distributed_state.programs.service import requests
 from distributed_state.programs.service.connections import CONNECTION
 from distributed_state.programs.service.limits import Budget, Buffered, Limits, Taken
 from distributed_state.programs.service.requests import IF_MATCH, IF_NONE_MATCH, LEASE, Query, copying, turn
-from distributed_state.results import Event
+from distributed_state.results import Event, OutputPart
 from distributed_state.store.export import PAGE, Export
 
 log = logging.getLogger(__name__)
@@ -85,6 +88,7 @@ STATUS: dict[type[BaseException], int] = {
     Conflict: 409,
     InvalidTransition: 409,
     Interrupted: 409,
+    Stopped: 409,
     Deleted: 410,
     TooLarge: 413,
     InvalidValue: 422,
@@ -97,7 +101,9 @@ STATUS: dict[type[BaseException], int] = {
 }
 _LATER = frozenset({423, 429, 503})  # the same request may be repeated after a while
 # Clients get the texts of these errors, which are about the request. For all other errors they get a text of _SAID.
-PUBLIC = (Unauthenticated, AccessDenied, NotFound, Conflict, InvalidTransition, Interrupted, Deleted, InvalidValue)
+PUBLIC = (
+    Unauthenticated, AccessDenied, NotFound, Conflict, InvalidTransition, Interrupted, Stopped, Deleted, InvalidValue,
+)  # fmt: skip
 _SAID: dict[type[BaseException], str] = {
     Locked: "another caller holds the record's lease",
     Fenced: "the lease was lost, and nothing was written",
@@ -207,6 +213,8 @@ def _found(error: StateError) -> dict[str, Any]:
         names = ("version",)
     elif isinstance(error, InvalidTransition):
         names = ("phase", "event")
+    elif isinstance(error, Stopped):
+        names = ("reason",)
     return {name: getattr(error, name) for name in names}
 
 
@@ -265,6 +273,7 @@ async def compress(response: Response) -> None:
 
 _TOGETHER = 64 * 1024  # bytes in one write
 _RETRY_MS = 1000
+_LOOK_SECONDS = 1.0  # after which the end of a turn is noticed that streamed nothing, so that nothing shows its end
 _MANY = 8  # a stream with this many waiting events counts as catching up
 _NONCE = 12  # bytes
 _STEP = 256  # lengths of positions are multiples of it
@@ -281,57 +290,54 @@ class EventQuery(Query):
     since: str | None = None
 
 
-class EventStream(Response):
-    """Writes events until the client disconnects or is too slow, or the worker stops; then closes the subscription."""
+class Stream(Response):
+    """Writes server-sent events until the client disconnects or is too slow, or the worker stops."""
 
     media_type = "text/event-stream"
 
     def __init__(
-        self,
-        events: AsyncEvents,
-        limits: Limits,
-        over: Callable[[EventStream], None],
-        hears: Callable[[Event], bool],
-        count: Callable[[int], None],
-        shown: Callable[[str], str],
-        buffered: Buffered,
+        self, limits: Limits, over: Callable[[Stream], None], count: Callable[[int], None], buffered: Buffered
     ) -> None:
-        # `over` is called when the stream ends, `hears` decides whether the client may receive an event, `count` gets
-        # the bytes sent, `shown` turns a position into the client's form of it
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(headers=headers)
+        # `over` is called when the stream ends, `count` gets the bytes sent
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events = events
         self._limits = limits
         self._over = over
-        self._hears = hears
         self._count = count
-        self._shown_position = shown
-        self._sent_position = ""
         self.buffered = buffered
         """The bytes that the stream holds, including those of waiting events."""
         self._ended = False
 
     async def join(self) -> None:
-        """Subscribe before the answer begins, so that an error still gets its own status."""
-        await self._events.join()
+        """Begin before the answer does, so that an error still gets its own status."""
+        raise NotImplementedError
 
     def end(self) -> None:
         """End the stream. The client reconnects, here or to another worker, with its position."""
         self._ended = True
-        self._events.end()
+
+    async def _next(self) -> bytes | None:
+        """Return the next bytes to write, None at the end."""
+        raise NotImplementedError
+
+    async def _close(self) -> None:
+        raise NotImplementedError
+
+    def _first(self) -> str:
+        """Return lines to begin with."""
+        return ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write events until the client leaves or the events end."""
         leaving = asyncio.create_task(self._notice_leaving(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._write(send, f"retry: {_RETRY_MS}\n{self._position()}\n".encode())
+            await self._write(send, f"retry: {_RETRY_MS}\n{self._first()}\n".encode())
             while (block := await self._next()) is not None:
                 await self._write(send, block)
             await send({"type": "http.response.body", "body": b""})
         except TimeoutError:
-            log.info("a client of the event stream read nothing for %g s and was disconnected", self._limits.slow)
+            log.info("a client of an event stream read nothing for %g s and was disconnected", self._limits.slow)
             connection = scope.get("state", {}).get(CONNECTION)
             if connection is not None:
                 connection.abort()  # closing would wait until the client has read the buffer
@@ -339,7 +345,10 @@ class EventStream(Response):
         finally:
             self._over(self)
             leaving.cancel()
-            await self._close()
+            try:
+                await self._close()
+            except StateError as error:
+                log.warning("an event stream ended: %s", error)
 
     async def _write(self, send: Send, block: bytes) -> None:
         self._count(len(block))
@@ -348,12 +357,47 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": block, "more_body": True})
         self.buffered.count(-len(block))
 
+    async def _notice_leaving(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.end()
+
+
+class EventStream(Stream):
+    """Writes the store's events."""
+
+    def __init__(
+        self,
+        events: AsyncEvents,
+        limits: Limits,
+        over: Callable[[Stream], None],
+        hears: Callable[[Event], bool],
+        count: Callable[[int], None],
+        shown: Callable[[str], str],
+        buffered: Buffered,
+    ) -> None:
+        # `hears` selects the events of this client, `shown` turns a position into the client's form of it
+        super().__init__(limits, over, count, buffered)
+        self._events = events
+        self._hears = hears
+        self._shown_position = shown
+        self._sent_position = ""
+
+    async def join(self) -> None:
+        """Subscribe."""
+        await self._events.join()
+
+    def end(self) -> None:
+        """End the stream."""
+        super().end()
+        self._events.end()
+
     async def _next(self) -> bytes | None:
         """Return the next bytes to write, None at the end."""
         event = await self._readable(self._limits.heartbeat)
         if event is None:
             # A position without an event lets the client skip events of other types.
-            return None if self._ended else b":\n%b\n" % self._position().encode()
+            return None if self._ended else b":\n%b\n" % self._first().encode()
         if self._events.waiting < _MANY:
             return await self._block(event)
         # Hundreds of streams that catch up at once would delay all other requests.
@@ -387,9 +431,9 @@ class EventStream(Response):
                 log.error("skipped a corrupt event: %s", error)
 
     def _shown(self, event: Event) -> bytes:
-        return b"%bevent: %b\ndata: %b\n\n" % (self._position().encode(), event.type.encode(), encode(event.to_dict()))
+        return b"%bevent: %b\ndata: %b\n\n" % (self._first().encode(), event.type.encode(), encode(event.to_dict()))
 
-    def _position(self) -> str:
+    def _first(self) -> str:
         """Return the line with the client's position, if it changed since the last one."""
         position = self._events.position
         if position == self._sent_position:
@@ -397,16 +441,93 @@ class EventStream(Response):
         self._sent_position = position
         return f"id: {self._shown_position(position)}\n"
 
-    async def _notice_leaving(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        self.end()
+    async def _close(self) -> None:
+        await self._events.close()
+
+
+class Form(Protocol):
+    """A form of the output of turns, as a client reads it."""
+
+    first: str
+    """Lines to begin with."""
+    last: bytes
+    """The end of the stream."""
+    over: bool
+    """Whether what was shown last is all that the client wants."""
+    patient: bool
+    """Whether the client waits although no turn runs."""
+
+    def show(self, part: OutputPart) -> bytes:
+        """A part as events."""
+
+
+class OutputStream(Stream):
+    """Writes the output of a session's turns."""
+
+    def __init__(
+        self,
+        output: AsyncOutput,
+        form: Form,
+        limits: Limits,
+        over: Callable[[Stream], None],
+        count: Callable[[int], None],
+        buffered: Buffered,
+    ) -> None:
+        super().__init__(limits, over, count, buffered)
+        self._output = output
+        self._form = form
+        self._waiting: OutputPart | None = None
+        self._done = False
+
+    async def join(self) -> None:
+        """Begin to follow, and look at what is there."""
+        self._waiting = await self._output.next(0)
+
+    @property
+    def waiting(self) -> OutputPart | None:
+        """The first part; None if there is nothing to be seen yet."""
+        return self._waiting
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing will come that the client waits for."""
+        return self._waiting is None and (self._output.over or not (self._form.patient or self._output.running))
+
+    def _first(self) -> str:
+        return self._form.first
+
+    def end(self) -> None:
+        """End the stream."""
+        super().end()
+        self._closing = asyncio.ensure_future(self._output.close())  # a reference, or the task may be collected
+
+    async def _next(self) -> bytes | None:
+        if self._done:
+            return None
+        part, self._waiting = self._waiting, None
+        try:
+            seconds = self._limits.heartbeat if self._form.patient else min(self._limits.heartbeat, _LOOK_SECONDS)
+            part = part or await self._output.next(seconds)
+        except (WarmUnavailable, ColdUnavailable) as error:
+            log.info("an output stream waits: %s", error)
+            return b":\n\n"
+        except StateError as error:
+            log.error("an output stream ends: %s", error)
+            return None
+        blocks: list[bytes] = []
+        size = 0
+        while part is not None:
+            blocks.append(self._form.show(part))
+            size += len(blocks[-1])
+            more = size < _TOGETHER and not self._form.over and self._output.ready
+            part = await self._output.next(0) if more else None
+        if self._form.over or self._output.over or (not blocks and self.over):
+            self._done = True
+            blocks.append(b"" if self._ended else self._form.last)
+        return b"".join(blocks) or (None if self._done else b":\n\n")
 
     async def _close(self) -> None:
-        try:
-            await self._events.close()
-        except StateError as error:
-            log.warning("an event stream ended: %s", error)
+        await self._output.close()
 
 
 class Positions:
@@ -438,6 +559,44 @@ class Positions:
             return self._cipher.decrypt(data[:_NONCE], data[_NONCE:], self._tenant).decode().rstrip()
         except (InvalidTag, ValueError) as error:
             raise InvalidValue("this is not a position in this tenant's event stream") from error
+
+
+# Pages
+
+_TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
+
+
+def page_headers(*servers: str) -> dict[str, str]:
+    """The headers of a page that loads everything from its own server, and whose scripts may also call `servers`."""
+    called = " ".join(("'self'", *servers))
+    return {
+        "Content-Security-Policy": (
+            f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src {called}; "
+            "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+        ),
+        "Cache-Control": "no-store",
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "X-Frame-Options": "DENY",
+    }
+
+
+class PageFiles:
+    """The files in the folder of a page, by name."""
+
+    def __init__(self, folder: Traversable, headers: dict[str, str]) -> None:
+        self._files = {each.name: each.read_bytes() for each in folder.iterdir()}
+        self._headers = headers
+
+    def answer(self, name: str) -> Response:
+        """Answer with a file."""
+        if name not in self._files:
+            raise HTTPException(404)
+        return Response(self._files[name], headers=self._headers, media_type=_TYPES[name.rpartition(".")[2]])
+
+    async def serve(self, request: Request) -> Response:
+        """Answer with the file that the path names."""
+        return self.answer(request.path_params["name"])
 
 
 # Downloads

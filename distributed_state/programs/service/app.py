@@ -8,7 +8,8 @@ which the proxy that authenticates users sets.
 
 An abandoned request is cleaned up after its answer: a cancelled turn releases its lease, which takes a while if Redis
 does not answer. Operators and load balancers ask a worker whether it can serve. Each server gets at most one small
-probe a second, independent of the number of questions, and a scrape of metrics reads only this process.
+probe a second, independent of the number of questions. A scrape of metrics waits for these probes, which have a time
+limit, so that it shows whether the worker is ready now; everything else it reads in this process.
 
 Design: sections 24, 27.
 """
@@ -41,8 +42,10 @@ from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import (
     EventQuery,
     EventStream,
+    OutputStream,
     PaidResponse,
     Positions,
+    Stream,
     answer,
     compress,
     refusal,
@@ -61,6 +64,9 @@ from distributed_state.programs.service.requests import (
     Operation,
     in_line,
 )
+from distributed_state.programs.service.resources import output, records
+from distributed_state.records.context import context_of
+from distributed_state.results import Event
 from distributed_state.store.asyncio import AsyncStateStore
 from distributed_state.store.lifecycle import lifecycle_of
 from distributed_state.store.metrics import collector, process
@@ -69,6 +75,9 @@ from distributed_state.values.keys import Keys
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 _NOT_USABLE = "cannot be used now; see the log"
+_NO_TOKENS = "this worker knows no valid token, and SQL, which has them, does not answer"
+NEEDS = ("redis,sql", "redis")
+"""The values of `need` in /readyz that metrics report: that without a query, and that of a fleet which outlives SQL."""
 _PREFIX = "distributed_state_http"
 _OTHERS = "others"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -162,19 +171,41 @@ class Probe:
             await asyncio.wait((self._running,))
 
 
-async def ready(request: Request, probes: Mapping[str, Probe], *, public: bool) -> Response:
+class Readiness:
+    """Whether a worker can serve: whether its servers answer, and whether it can check the callers' tokens."""
+
+    def __init__(self, probes: Mapping[str, Probe], authentication: Authentication) -> None:
+        self._probes = probes
+        self._authentication = authentication
+
+    async def problems(self, need: str) -> dict[str, str]:
+        """The needed servers, each with the reason why it is not usable, or ""; also `tokens` if none can be checked.
+
+        Raises InvalidValue for a server that does not exist.
+        """
+        try:
+            asked = {name: self._probes[name].problem for name in need.split(",")}
+        except KeyError as error:
+            raise InvalidValue(f"need lists redis and sql, not {error.args[0]!r:.40}") from None
+        found = dict(zip(asked, await asyncio.gather(*(ask() for ask in asked.values())), strict=True))
+        if self._authentication.needs_sql and await self._probes["sql"].problem():
+            found["tokens"] = _NO_TOKENS
+        return found
+
+    async def close(self) -> None:
+        """Cancel the running probes."""
+        for probe in self._probes.values():
+            await probe.close()
+
+
+async def ready(request: Request, readiness: Readiness, *, public: bool) -> Response:
     """Answer GET /readyz, or ?need=redis. If `public`, leave out the servers' messages, as they name addresses."""
-    needed = request.query_params.get("need", "redis,sql").split(",")
     try:
-        asked = {name: probes[name] for name in needed}
-    except KeyError as error:
-        return refusal(InvalidValue(f"need lists redis and sql, not {error.args[0]!r:.40}"), request)
-    found = await asyncio.gather(*(probe.problem() for probe in asked.values()))
-    said = {
-        name: (_NOT_USABLE if public else problem) if problem else "answers"
-        for name, problem in zip(asked, found, strict=True)
-    }
-    if any(found):
+        found = await readiness.problems(request.query_params.get("need", NEEDS[0]))
+    except InvalidValue as error:
+        return refusal(error, request)
+    said = {name: (_NOT_USABLE if public else problem) if problem else "answers" for name, problem in found.items()}
+    if any(found.values()):
         return answer({"status": "not ready", **said}, 503, headers={"Retry-After": "1"})
     return answer({"status": "ready", **said})
 
@@ -186,7 +217,7 @@ class Measures:
     """The metrics of requests: how many were answered, run now or read events, and whether the worker serves."""
 
     def __init__(
-        self, *, running: Callable[[], float], streams: Callable[[], float], ready: Callable[[], float]
+        self, *, running: Callable[[], float], streams: Callable[[], float], outputs: Callable[[], float]
     ) -> None:
         self.registry = CollectorRegistry()
         self._most = 0  # maximum number of tenants with separate counters
@@ -201,9 +232,15 @@ class Measures:
         for name, text, read in (
             ("requests_running", "Requests in progress.", running),
             ("event_streams", "Open event streams.", streams),
-            ("ready", "1 while this worker serves requests, 0 while it starts or stops.", ready),
+            ("output_streams", "Open streams of the output of turns.", outputs),
         ):
             Gauge(f"{_PREFIX}_{name}", text, registry=self.registry).set_function(read)
+        self._ready = Gauge(
+            f"{_PREFIX}_ready", "Whether /readyz?need=... answers 200 at this scrape: 1 or 0.", ["need"],
+            registry=self.registry,
+        )  # fmt: skip
+        for need in NEEDS:
+            self._ready.labels(need)
 
     def by_tenant(self, most: int) -> None:
         """Also count by tenant from now on: the first `most` tenants, and all others as one."""
@@ -238,8 +275,10 @@ class Measures:
         self._requests.labels(method, route, status).inc()
         self._seconds.labels(method, route).observe(seconds)
 
-    def shown(self) -> Response:
-        """All metrics in the format of Prometheus."""
+    def shown(self, ready: Mapping[str, bool]) -> Response:
+        """All metrics in the format of Prometheus; `ready` says for each of `NEEDS` whether the worker serves now."""
+        for need, serves in ready.items():
+            self._ready.labels(need).set(serves)
         return Response(generate_latest(self.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
@@ -340,25 +379,26 @@ class Service:
         self.draining = False
         self.awaited = "Redis and SQL"
         """The servers that the worker waits for before it serves; shown to clients."""
-        self._probes: dict[str, Probe] = {}
+        self._readiness: Readiness | None = None
         self._work = Work()
         self.budget = Budget(self.limits.in_flight, self.limits.room)
         """The bytes held by requests, answers and streams."""
         self._sizes = Sizes(self.limits.in_flight // 8)
         self._places = Shares(self.limits.requests, "requests")
         self._hearers = Shares(self.limits.streams, "event streams")
+        self._followers = Shares(self.limits.followers, "output streams")
         self._joining = asyncio.Semaphore(_JOINING)
         self._rates = Rates(self.limits)
         self._quota = Quota(self.limits)
-        self._streams: dict[EventStream, tuple[Caller, asyncio.Task[None]]] = {}
+        self._streams: dict[Stream, tuple[Caller, Shares, asyncio.Task[None]]] = {}
         self.measures = Measures(
             running=lambda: len(self._work),
-            streams=lambda: len(self._streams),
-            ready=lambda: self.store is not None and not self.draining,
+            streams=lambda: len(self._hearers),
+            outputs=lambda: len(self._followers),
         )
         if self.limits.tenant_metrics:
             self.measures.by_tenant(self.limits.tenant_metrics)
-        self.operations = operations(self._events)
+        self.operations = operations(self._events, self._follow, self._own_events)
         self._described = Described(self.operations)
         self._more = more
         self.app = Starlette(
@@ -395,7 +435,7 @@ class Service:
     def begin(self, store: AsyncStateStore) -> None:
         """Serve this store from now on. Before that, every answer except that of /healthz is 503."""
         self.authentication.begin(store)
-        self._probes = probes(store, self.limits.check)
+        self._readiness = Readiness(probes(store, self.limits.check), self.authentication)
         self.measures.begin(collector(store))
         logs.opened(store.replica)
         self.store = store
@@ -419,8 +459,8 @@ class Service:
     async def close(self) -> None:
         """Close probes and authentication. Call it after the last request was answered."""
         await self.authentication.close()
-        for probe in self._probes.values():
-            await probe.close()
+        if self._readiness is not None:
+            await self._readiness.close()
         if self.store is not None:
             logs.closed(self.store.replica)
 
@@ -472,7 +512,7 @@ class Service:
     async def _served(self, operation: Operation, request: Request, about: str | None) -> Response:
         if self.store is None:
             raise HTTPException(503, f"this worker is starting: it is waiting for {self.awaited}")
-        caller = request.state.caller = await self.authentication.caller(request)
+        caller = request.state.caller = await self._caller(operation, request)
         self._rates.ask(caller)
         if operation.right is not None and operation.right not in caller.rights:
             raise AccessDenied(f"{caller.actor!r:.80} has no right to {operation.right}")
@@ -529,14 +569,55 @@ class Service:
     async def _unrouted(self, request: Request, error: Exception) -> Response:
         return await self._sent(request, refusal(error, request), 0.0)
 
+    async def _caller(self, operation: Operation, request: Request) -> Caller:
+        if operation.tickets and "ticket" in request.query_params and self.store is not None:
+            return await output.admit(self.store, self.authentication, request)
+        return await self.authentication.caller(request)
+
     async def _events(self, asked: Asked, given: EventQuery) -> Response:
         """Open an event stream: `types=conversation.*&since=`; the header Last-Event-ID overrides `since`."""
+        return await self._open_events(asked, given, asked.caller.hears)
+
+    async def _own_events(self, asked: Asked, given: EventQuery) -> Response:
+        """Open a stream of the events of one conversation."""
+        context = context_of(records.handle(asked, "session"))
+        context.allow("read", None)
+        return await self._open_events(asked, given, lambda event: event.subject == context.text)
+
+    async def _follow(self, asked: Asked, given: output.Follow) -> Response:
+        """Open a stream of the output of a conversation's turns."""
+        if (refused := self._no_stream(asked)) is not None:
+            return refused
+        messages = output.UiMessages(given) if given.format == "ai-sdk" else None
+        stream = OutputStream(
+            output.followed(asked, given),
+            messages or output.Events(given),
+            asked.limits,
+            self._forget,
+            partial(self._rates.count, asked.caller),
+            self.budget.stream(),
+        )
+        if messages is not None:
+            stream.headers.update(messages.HEADERS)
+        await self._opened(stream, asked, self._followers)
+        if stream.over or output.is_known(stream.waiting, asked, given):
+            self._forget(stream)
+            stream.end()
+            return Response(status_code=204, headers={"Cache-Control": "no-store"})
+        return stream
+
+    def _no_stream(self, asked: Asked) -> Response | None:
         if self.draining:
             raise Unavailable("this worker is stopping")
         if asked.request.method == "HEAD":
             # The answer to HEAD ends with its head. Otherwise another client's request, which a proxy sends next on
             # this connection, would wait forever for the stream to end.
-            return Response(media_type=EventStream.media_type)
+            return Response(media_type=Stream.media_type)
+        return None
+
+    async def _open_events(self, asked: Asked, given: EventQuery, hears: Callable[[Event], bool]) -> Response:
+        if (refused := self._no_stream(asked)) is not None:
+            return refused
         types = [each for several in given.types for each in several.split(",") if each]
         positions = Positions(lifecycle_of(asked.store).tiers().archive_id, asked.caller.prefix)
         since = positions.open(requests.header(asked.request, LAST_EVENT_ID) or given.since or "") or None
@@ -545,32 +626,39 @@ class Service:
         buffered = self.budget.stream()
         events.count_in(buffered)
         count = partial(self._rates.count, asked.caller)
-        stream = EventStream(events, asked.limits, self._forget, asked.caller.hears, count, positions.seal, buffered)
-        self._hearers.take(asked.caller)
-        self._streams[stream] = asked.caller, asyncio.create_task(self._end_when_refused(stream, asked))
+        stream = EventStream(events, asked.limits, self._forget, hears, count, positions.seal, buffered)
+        await self._opened(stream, asked, self._hearers, self._joining)
+        return stream
+
+    async def _opened(self, stream: Stream, asked: Asked, places: Shares, *lines: asyncio.Semaphore) -> None:
+        places.take(asked.caller)
+        watching = asyncio.create_task(self._end_when_refused(stream, asked))
+        self._streams[stream] = asked.caller, places, watching
         try:
-            async with in_line(self._joining):
+            async with in_line(*lines):
                 await stream.join()
         except BaseException:
             self._forget(stream)
             raise
-        return stream
 
-    async def _end_when_refused(self, stream: EventStream, asked: Asked) -> None:
+    async def _end_when_refused(self, stream: Stream, asked: Asked) -> None:
         """End a stream once its caller's token is revoked or has expired: the stream checked it only at its start."""
         caller = asked.caller
         with contextlib.suppress(StateError, HTTPException):
             while caller == asked.caller:
                 await asyncio.sleep(_RECOGNIZED_FOR)
-                caller = await self.authentication.caller(asked.request)
+                if "ticket" in asked.request.query_params:
+                    await self.authentication.still(caller)
+                else:
+                    caller = await self.authentication.caller(asked.request)
         stream.end()
 
-    def _forget(self, stream: EventStream) -> None:
+    def _forget(self, stream: Stream) -> None:
         known = self._streams.pop(stream, None)
         if known is not None:
-            caller, watching = known
+            caller, places, watching = known
             stream.buffered.give_back()
-            self._hearers.leave(caller)
+            places.leave(caller)
             watching.cancel()
 
     # The description
@@ -585,10 +673,16 @@ class Service:
 
     async def _readyz(self, request: Request) -> Response:
         """GET /readyz, or ?need=redis for a fleet that serves data in Redis while SQL is unavailable."""
-        if not self._probes or self.draining:
+        if self._readiness is None or self.draining:
             return answer({"status": "draining" if self.draining else "starting"}, 503)
         public = self.authentication.known and request.app is self.app
-        return await ready(request, self._probes, public=public)
+        return await ready(request, self._readiness, public=public)
+
+    async def _serves(self, need: str) -> bool:
+        """Whether /readyz with this `need` answers 200."""
+        if self._readiness is None or self.draining:
+            return False
+        return not any((await self._readiness.problems(need)).values())
 
     async def _metrics(self, request: Request) -> Response:
         """GET /metrics. With authentication, on the service's own port, only for admins of all tenants."""
@@ -597,7 +691,7 @@ class Service:
                 caller = await self.authentication.caller(request)
                 if caller.prefix or "admin" not in caller.rights:
                     raise AccessDenied(f"{caller.actor!r:.80} may not read metrics")
-            return self.measures.shown()
+            return self.measures.shown({need: await self._serves(need) for need in NEEDS})
         except StateError as error:
             return refusal(error, request)
 

@@ -7,9 +7,9 @@ proxy is recognized by the address of the connection itself, not by an address i
 A request with a known token does not wait for a server. A token is valid for a few seconds after it was read, and is
 then read again in the background, so a revoked token is refused within `Ages.revoked` seconds. While SQL is unavailable
 a known token is accepted for `Ages.away` seconds, unless Redis has it as revoked; an unknown one can be neither
-accepted nor refused. One query runs at a time, and all tokens that arrive meanwhile go into the next query, so guessing
-tokens causes no additional queries. A request takes a place among the served requests only when its caller is known:
-otherwise strangers could displace known callers.
+accepted nor refused, so a worker that knows no valid token is not ready (`needs_sql`). One query runs at a time, and
+all tokens that arrive meanwhile go into the next query, so guessing tokens causes no additional queries. A request
+takes a place among the served requests only when its caller is known: otherwise strangers could displace known callers.
 
 JWTs must be signed with a key pair. If shared secrets were accepted, an attacker could sign with the provider's public
 key as the secret. Source: RFC 8725, "JSON Web Token Best Current Practices".
@@ -81,13 +81,15 @@ _DEEPEST = 8  # nesting levels of tenants that are counted separately; a deeper 
 class Caller:
     """A recognized caller: history shows `actor`; `prefix` is the tenant, "" for all tenants.
 
-    `credential` identifies the token or login, as several of them may share an actor.
+    `credential` identifies the token or login, as several of them may share an actor; `expires` is when a JWT does, in
+    seconds since 1970.
     """
 
     actor: str = ""
     prefix: str = ""
     rights: frozenset[Right] = frozenset(RIGHTS)
     credential: str = ""
+    expires: float | None = field(default=None, compare=False)
     tenants: tuple[str, ...] = field(init=False)
     """The prefixes that its requests count for, the outermost first: its own prefix and those that contain it."""
     tenant: str = field(init=False)
@@ -287,6 +289,12 @@ class Authentication:
             find = partial(tiers.port.sql, tiers.cold.access_tokens.find)
             self._tokens.begin(find, partial(revoked_in_redis, tiers))
 
+    @property
+    def needs_sql(self) -> bool:
+        """Whether a caller can be recognized only with an answer of SQL: by a token, and no valid one is known here."""
+        others = self._jwts is not None or bool(self.proxies) or bool(self._access.key)
+        return self._tokens is not None and not others and not self._tokens.knows_one
+
     async def close(self) -> None:
         """Stop reading tokens."""
         if self._tokens is not None:
@@ -306,6 +314,11 @@ class Authentication:
         if self._jwts is not None and text:
             return await self._jwts.caller(text)
         raise Unauthenticated
+
+    async def still(self, caller: Caller) -> None:
+        """Return if this caller's access token is still valid. Raises Unauthenticated, or Unavailable."""
+        if self._tokens is not None and caller.token is not None:
+            await self._tokens.still(caller.token)
 
 
 def _bearer(given: list[str]) -> str:
@@ -339,6 +352,10 @@ class _Known:
     read: float  # when SQL was asked for it, by the monotonic clock
     checked: float = float("-inf")  # when Redis was asked whether it is revoked
 
+    def ended(self, now: float) -> bool:
+        """Whether the token has expired or is revoked, which leaves it 0 seconds."""
+        return self.found is None or (self.found.left is not None and now >= self.read + self.found.left)
+
 
 class AccessTokens:
     """The access tokens that callers have used, kept in memory."""
@@ -368,20 +385,33 @@ class AccessTokens:
     async def caller(self, text: str) -> Caller:
         """The caller of this token. Raises Unauthenticated, or Unavailable if SQL does not answer."""
         id = id_of(text)
-        if id is None or self._find is None:
+        known = None if id is None else await self._look(id)
+        if known is None or known.found is None or not compare_digest(known.found.digest, digest(text)):
             raise Unauthenticated
+        return known.caller
+
+    async def still(self, id: str) -> None:
+        """Return if the token with this id is valid. Raises Unauthenticated, or Unavailable if SQL does not answer."""
+        if await self._look(id) is None:
+            raise Unauthenticated
+
+    async def _look(self, id: str) -> _Known | None:
+        """The token with this id, None if it is not valid."""
+        if self._find is None:
+            return None
         known = self._known.get(id)
         now = time.monotonic()
         if known is None or now - known.read > self._ages.fresh:
             known = await self._read(id, known, now)
-        if known is None or known.found is None or not compare_digest(known.found.digest, digest(text)):
-            raise Unauthenticated
-        left = known.found.left
-        # The present time counts, not that of the request: the token may have been read meanwhile, and a revoked one
-        # has 0 left.
-        if left is not None and time.monotonic() >= known.read + left:
-            raise Unauthenticated
-        return known.caller
+        # The present time counts, not that of the request: the token may have been read meanwhile.
+        return None if known is None or known.ended(time.monotonic()) else known
+
+    @property
+    def knows_one(self) -> bool:
+        """Whether there is a token that would be accepted without SQL."""
+        now = time.monotonic()
+        after = now - self._ages.away
+        return any(each.read >= after and not each.ended(now) for each in reversed(self._known.values()))
 
     async def _read(self, id: str, known: _Known | None, now: float) -> _Known | None:
         """Return the known token, read again if it is too old."""
@@ -539,7 +569,7 @@ class Jwts:
         except jwt.PyJWTError as error:
             raise Unauthenticated from error
         caller = self._caller(claims)
-        left = min(_CHECKED_FOR, float(claims["exp"]) + self._issuer.leeway - time.time())
+        left = min(_CHECKED_FOR, (caller.expires or 0.0) - time.time())
         self._checked[digest] = caller, time.monotonic() + left
         if len(self._checked) > _REMEMBERED:
             self._checked.popitem(last=False)
@@ -565,7 +595,8 @@ class Jwts:
             rights = frozenset(each for each in RIGHTS if each in granted)
             # The user and the client program: a renewed token counts as the same credential.
             known = [claims.get(each, "") for each in ("sub", "azp", "client_id")]
-            return Caller(actor, prefix_of(tenant), rights, f"jwt:{known}")
+            expires = float(claims["exp"]) + self._issuer.leeway
+            return Caller(actor, prefix_of(tenant), rights, f"jwt:{known}", expires)
         except InvalidValue as error:
             raise Unauthenticated from error
 

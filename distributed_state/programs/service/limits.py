@@ -92,6 +92,7 @@ class Limits:
 
     # For event streams.
     streams: int = 512  # open at once; more are answered 429
+    followers: int = 2048  # streams of the output of turns, likewise
     heartbeat: float = 15.0  # between comments on a stream without events
     slow: float = 10.0  # a stream of events whose client reads nothing for this long is closed
 

@@ -49,7 +49,7 @@ from distributed_state.programs.service.requests import (
     copying,
     searching,
 )
-from distributed_state.programs.service.resources import records
+from distributed_state.programs.service.resources import output, records
 from distributed_state.programs.service.resources.search import narrowed
 from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import ITEMS, MESSAGES, MOVES
@@ -428,6 +428,26 @@ class AppendMessage(OfSession):
         return {"version": written.version, "number": written.first_message}
 
 
+class PostMessage(OfSession):
+    """Leave a message for the agent of a session: its next turn, or the one that runs, will read it from the inbox."""
+
+    name: ClassVar[str] = "post_message"
+    right: ClassVar[Right] = "write"
+    content: str = Field(description="The text.")
+    role: Literal["system", "developer", "user", "assistant", "tool"] = Field(
+        "user", description="Author of the message."
+    )
+    request_id: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
+        None, description="A unique id: a repeated message with this id is accepted once."
+    )
+
+    async def run(self, asked: Asked) -> Any:
+        """The message's number in the inbox."""
+        message = {"role": self.role, "content": self.content}
+        number = await output.posted(asked, self.chosen(asked), message, self.request_id)
+        return {"number": number}
+
+
 class ReadMessages(OfSession):
     """Read messages of a session in order, each with its number: the last ones, or a page before or after a number.
 
@@ -658,6 +678,7 @@ TOOLS: dict[str, type[Tool]] = {
         GetState,
         SetState,
         AppendMessage,
+        PostMessage,
         ReadMessages,
         AddNote,
         ListNotes,

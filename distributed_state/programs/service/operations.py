@@ -38,7 +38,16 @@ from distributed_state.programs.service.requests import (
     Operation,
     Serve,
 )
-from distributed_state.programs.service.resources import admin, conversations, fields, history, leases, records, search
+from distributed_state.programs.service.resources import (
+    admin,
+    conversations,
+    fields,
+    history,
+    leases,
+    output,
+    records,
+    search,
+)
 from distributed_state.values.access_tokens import Right
 from distributed_state.values.as_text import BASE64
 from distributed_state.values.model import Scope
@@ -61,10 +70,14 @@ class _Number(IntegerConvertor):
 register_url_convertor("number", _Number())
 
 
-def operations(events: Serve) -> list[Operation]:
-    """All operations; `events` serves the event stream."""
+def operations(events: Serve, follow: Serve, own_events: Serve) -> list[Operation]:
+    """All operations; `events` serves the event stream, `own_events` that of a conversation, `follow` its output."""
     # Routes are tried in order, so the most frequent requests come first.
-    many = [*_conversations(), *(each for scope in records.NAMES for each in _records(scope))]
+    many = [
+        *_conversations(),
+        *_running(follow, own_events),
+        *(each for scope in records.NAMES for each in _records(scope)),
+    ]
     many += [
         Operation("POST", f"{PREFIX}/search", "read", search.search, "Search", answer=search.Hits),
         Operation("GET", f"{PREFIX}/branches", "admin", history.all_branches, "List the branches of all records",
@@ -124,6 +137,27 @@ def _conversations() -> list[Operation]:
                   answer=conversations.Lives),
         Operation("PUT", f"{one}/lifetime", "write", conversations.put_lifetime, "Set a conversation's lifetime",
                   answer=requests.Written, headers=_WRITE),
+    ]  # fmt: skip
+
+
+def _running(follow: Serve, own_events: Serve) -> list[Operation]:
+    one = f"{PREFIX}/conversations/{{id}}"
+    stream, resumes = "text/event-stream", (LAST_EVENT_ID,)
+    return [
+        Operation("GET", f"{one}/output", "read", follow, "Follow the turns of a conversation", headers=resumes,
+                  media=stream, tickets=True),
+        Operation("POST", f"{one}/output", "write", output.stream, "Stream chunks of a turn", answer=output.Streamed,
+                  headers=_HELD),
+        Operation("POST", f"{one}/tickets", "read", output.create_ticket, "Make a ticket to follow a conversation",
+                  answer=output.Ticket, status=201),
+        Operation("POST", f"{one}/stop", "write", output.stop, "Stop a turn", answer=output.Stopped),
+        Operation("POST", f"{one}/inbox", "write", output.post, "Leave a message for a turn", answer=output.Posted,
+                  status=201, headers=(IDEMPOTENCY_KEY,)),
+        Operation("GET", f"{one}/inbox", "read", output.read_inbox, "Read the inputs that wait", answer=output.Inbox),
+        Operation("DELETE", f"{one}/inbox/{{number:number}}", "write", output.withdraw, "Withdraw an input",
+                  answer=output.Withdrawn),
+        Operation("GET", f"{one}/events", "read", own_events, "Read a conversation's events as they come",
+                  headers=resumes, media=stream),
     ]  # fmt: skip
 
 
@@ -289,8 +323,9 @@ class _Made:
 class Problem(BaseModel):
     """Problem details of an error (RFC 9457). `error` is its class, `instance` the id of the request.
 
-    `version` is the version that was found; `phase` and `event` are those of a refused transition. `expired` is when a
-    conversation expired, in seconds since 1970; `begins_again` says that a write begins it again.
+    `version` is the version that was found; `phase` and `event` are those of a refused transition, `reason` is that of
+    a stop. `expired` is when a conversation expired, in seconds since 1970; `begins_again` says that a write begins it
+    again.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -304,6 +339,7 @@ class Problem(BaseModel):
     version: int | None = None
     phase: str | None = None
     event: str | None = None
+    reason: str | None = None
     expired: float | None = None
     begins_again: bool | None = None
 

@@ -153,6 +153,8 @@ class Operation:
     it takes. The annotation of `serve` says whether it takes a `body` or a `query` besides the request. Without a
     `right`, `serve` checks rights itself.
 
+    A GET with `tickets` also takes the query parameter `ticket` in place of a token.
+
     `copies` is the number of copies of an answer in memory while it is made. Answers of one path, record and `kind`
     have about the same size.
     """
@@ -167,6 +169,7 @@ class Operation:
     headers: tuple[str, ...] = ()
     media: str = "application/json"
     copies: int | None = None
+    tickets: bool = False
     kind: Callable[[Request], tuple[str, ...]] = lambda _: ()
     query: type[Query] | None = field(init=False)
     body: type[Body] | None = field(init=False)

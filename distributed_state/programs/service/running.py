@@ -112,11 +112,6 @@ def serve(
     if access_log:
         _write_access()
     return_large_blocks()
-    factory = None
-    if find_spec("uvloop") is not None:
-        import uvloop  # type: ignore[import-not-found,unused-ignore]  # optional: the user may install it
-
-        factory = uvloop.new_event_loop
     if "FORWARDED_ALLOW_IPS" in os.environ:
         log.warning("FORWARDED_ALLOW_IPS is ignored: name trusted proxies with trust_proxy")
     limits = limits or Limits()
@@ -125,7 +120,7 @@ def serve(
     for path, made in (mounts or {}).items():
         mount(service.app, path, made(service.app))
     with contextlib.ExitStack() as stack:
-        runner = stack.enter_context(asyncio.Runner(loop_factory=factory))
+        runner = stack.enter_context(asyncio.Runner(loop_factory=new_loop))
         listener = stack.enter_context(_listening(host, port))
         service.authentication.require_place(listener.getsockname()[0])
         places = {listener: service.app}
@@ -135,6 +130,24 @@ def serve(
             # A thread still waits for a server that does not answer, and a normal exit would wait for this thread.
             sys.stdout.flush()
             os._exit(0)
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop of uvloop if it is installed, or else one of asyncio."""
+    if find_spec("uvloop") is None:
+        return asyncio.new_event_loop()
+    import uvloop  # type: ignore[import-not-found,unused-ignore]  # optional: the user may install it
+
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    loop.set_exception_handler(_report)
+    return loop
+
+
+def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # uvloop continues the look-up of a name after the connect that needs it has timed out, and that was reported.
+    late = context.get("message") == "Future exception was never retrieved"
+    if not (late and isinstance(context.get("exception"), socket.gaierror)):
+        loop.default_exception_handler(context)
 
 
 def mount(application: Starlette, path: str, mounted: ASGIApp) -> None:

@@ -14,16 +14,17 @@ from functools import partial
 from typing import Annotated
 
 from pydantic import Field
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from distributed_state.cold.store import AccessTokenStore
-from distributed_state.errors import AccessDenied, InvalidValue, NotFound, Unavailable
+from distributed_state.errors import AccessDenied, ColdUnavailable, InvalidValue, NotFound, Unavailable
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.requests import PREFIX, Answer, Asked, Body, Limit, Query, Span, Values
 from distributed_state.store import doctor
 from distributed_state.store.lifecycle import lifecycle_of
-from distributed_state.tiers.revoking import revoke
+from distributed_state.tiers.revoking import MEANWHILE, RevokedMeanwhile, revoke
 from distributed_state.values import access_tokens
 from distributed_state.values.access_tokens import AccessToken, Right
 from distributed_state.values.model import escape
@@ -298,12 +299,27 @@ async def list_tokens(asked: Asked, given: TokenPage) -> Response:
 async def revoke_token(asked: Asked) -> Response:
     """Refuse a token, and those that were made with it, from now on."""
     id = asked.request.path_params["token"]
-    port = lifecycle_of(asked.store).tiers().port
-    # SQL may not even accept a text that is not an id.
-    found = (await port.sql(_tokens(asked).find, [id])).get(id) if access_tokens.is_id(id) else None
-    if found is None or not found.token.prefix.startswith(asked.caller.prefix):
+    if not await _may_revoke(asked, id):
         raise NotFound(f"there is no token {id!r:.80}")
-    return answer(_shown(await revoke(lifecycle_of(asked.store).tiers(), id)))
+    try:
+        return answer(_shown(await revoke(lifecycle_of(asked.store).tiers(), id)))
+    except RevokedMeanwhile as error:
+        raise HTTPException(503, MEANWHILE) from error
+
+
+async def _may_revoke(asked: Asked, id: str) -> bool:
+    """Whether the token is within the caller's tenant; SQL is asked only if it may not be, so it may be down."""
+    if not access_tokens.is_id(id):
+        return False  # SQL may not even accept such a text
+    if not asked.caller.prefix or asked.caller.token == id:
+        return True
+    try:
+        found = (await lifecycle_of(asked.store).tiers().port.sql(_tokens(asked).find, [id])).get(id)
+    except ColdUnavailable as error:
+        raise HTTPException(
+            503, "SQL, which has the tenant of this token, does not answer; a caller of all tenants can revoke it now"
+        ) from error
+    return found is not None and found.token.prefix.startswith(asked.caller.prefix)
 
 
 def _prefix(asked: Asked, given: MakeToken) -> str:

@@ -148,7 +148,8 @@ class Turn(Body):
     If-None-Match the turn begins the conversation, which `user` owns; other turns take no `user`. `request_id`
     replaces the header Idempotency-Key for clients that cannot send it. `runs` are the tools and models that the client
     ran for the turn, and `seconds` the time it took; the turn's version shows both among its times. With `revive` the
-    turn begins a deleted or expired conversation again.
+    turn begins a deleted or expired conversation again. `inputs` are the numbers of the inputs that it served, and
+    `streamed` is how many chunks it streamed under the lease of the request.
     """
 
     request_id: str | None = None
@@ -166,9 +167,13 @@ class Turn(Body):
     revive: bool = False
     runs: list[Run] = Field(default_factory=list)
     seconds: float = Field(0.0, ge=0, le=1e9)
+    inputs: list[Version] = Field(default_factory=list)
+    streamed: Version = 0
 
     def apply(self, now: AsyncTurn) -> None:
         """Apply these changes to the turn."""
+        if self.inputs:
+            now.take(*self.inputs)
         now.append(*(self.messages or ()))
         for key in self.delete:
             now.pop(key, None)
@@ -193,7 +198,7 @@ class Turned(Answer):
     outcome: Any
 
 
-_CHANGES = ("messages", "set", "bytes", "delete", "items", "tag", "untag", "event", "phase")
+_CHANGES = ("messages", "set", "bytes", "delete", "items", "tag", "untag", "event", "phase", "inputs")
 
 
 async def turn(asked: Asked, given: Turn) -> Response:
@@ -210,7 +215,7 @@ async def turn(asked: Asked, given: Turn) -> Response:
     if given.user is not None and not begins:
         raise InvalidValue("user sets the owner of a new conversation: give If-None-Match: * with it")
     session = await owned(asked, "session", given.user) if begins else records.handle(asked, "session")
-    records.write_under_lease(asked, context_of(session))
+    await records.write_under_lease(asked, context_of(session), given.streamed)
     put = [name_of(each.collection, each.key) for each in given.items if not each.delete]
     await records.puts(asked, context_of(session), put)
     if not begins:
@@ -385,7 +390,7 @@ class Popped(Written):
 
 async def pop(asked: Asked) -> Response:
     """Remove the last message."""
-    context, once = _begun(asked)
+    context, once = await _begun(asked)
     popping = partial(replacing.pop, context, None, note=once.note)
     found, done = await once.settle(once.looked(context, popping))
     if done is None:
@@ -407,7 +412,7 @@ class Replace(Body):
 
 async def replace(asked: Asked, given: Replace) -> Response:
     """Replace messages."""
-    context, once = _begun(asked)
+    context, once = await _begun(asked)
     await records.begins(asked, context)
     replaced = partial(
         replacing.replace, context, given.messages, given.after, given.expect_last, None, note=once.note
@@ -417,8 +422,8 @@ async def replace(asked: Asked, given: Replace) -> Response:
     return answer({"version": version, "repeated": done is not None}, version=version)
 
 
-def _begun(asked: Asked) -> tuple[RecordContext, OnceOnly]:
-    context = context_of(records.written_by(asked, "session"))
+async def _begun(asked: Asked) -> tuple[RecordContext, OnceOnly]:
+    context = context_of(await records.written_by(asked, "session"))
     return context, OnceOnly.of(asked, context)
 
 

@@ -234,7 +234,7 @@ class FieldChanged(Written):
 async def change_field(scope: Scope, asked: Asked, given: FieldChange) -> Response:
     """Update a field from its current value."""
     context = context_of(await owned(asked, scope, given.user))
-    records.write_under_lease(asked, context)
+    await records.write_under_lease(asked, context)
     # The rights are checked first, because a repeated request also gets the result.
     context.allow("write", given.key)
     context.allow("read", given.key)

@@ -465,7 +465,7 @@ class Rollback(Body):
 
 async def rollback(scope: Scope, asked: Asked, given: Rollback) -> Response:
     """Restore an earlier state of a record as a new version."""
-    context = context_of(records.written_by(asked, scope))
+    context = context_of(await records.written_by(asked, scope))
     once = OnceOnly.of(asked, context)
     await records.comes_back(asked, context, revive=True)
     target = restoring.Target(given.steps, given.label, given.version, given.checkpoints)

@@ -17,21 +17,28 @@ from distributed_state.errors import Fenced, InvalidValue
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.requests import LEASE, Answer, Asked, Body, Limit, Name, Query
-from distributed_state.programs.service.resources import records, search
+from distributed_state.programs.service.resources import output, records, search
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.results import HeldLease
 from distributed_state.values.model import Scope
-from distributed_state.warm.lease import CarriedLease
+from distributed_state.warm.held_leases import CarriedLease
+from distributed_state.warm.output import ENDED, FAILED
 
 _Ttl = Annotated[float, Field(ge=1, le=600, description="Seconds until it ends unless it is renewed.")]
 _Wait = Annotated[float, Field(ge=0, le=30, description="Seconds to wait for the current holder.")]
 
 
 class Take(Body):
-    """How long to wait for the lease, and how long it lasts."""
+    """How long to wait for the lease, and how long it lasts.
+
+    With `turn` it is the lease of a turn, which the client runs: it may stream the answer, others may follow and stop
+    it. `request` is the id of the request that the turn serves.
+    """
 
     wait: _Wait = 5.0
     ttl: _Ttl = 30.0
+    turn: bool = False
+    request: str | None = None
 
 
 class Taken(Answer):
@@ -46,7 +53,10 @@ async def take(scope: Scope, asked: Asked, given: Take) -> Response:
     """Take the lease of a record."""
     context = _of(asked, scope)
     wait = min(given.wait, asked.limits.busy)
-    lease = await CarriedLease.take(context.tiers.leases, context.keys, wait=wait, ttl=given.ttl)
+    if given.request is not None and not given.turn:
+        raise InvalidValue("request is for the lease of a turn: give turn with it")
+    turn = output.turn_tag(given.request) if given.turn else None
+    lease = await CarriedLease.take(context.tiers.leases, context.keys, wait=wait, ttl=given.ttl, turn=turn)
     return answer({"lease": records.show_lease(lease), "token": lease.token, "ttl": given.ttl}, 201)
 
 
@@ -70,10 +80,22 @@ class Released(Answer):
     released: bool
 
 
-async def release(scope: Scope, asked: Asked) -> Response:
-    """Release the lease of a record."""
+class Release(Query):
+    """`streamed` is the number of chunks that the turn of the lease has streamed, and `failed` how it ended."""
+
+    streamed: Annotated[int, Field(ge=0, lt=2**48)] = 0
+    failed: bool = False
+
+
+async def release(scope: Scope, asked: Asked, given: Release) -> Response:
+    """Release the lease of a record, and end the output of its turn."""
     context, lease = _of(asked, scope), _given(asked)
-    return answer({"released": await lease.give_back(context.tiers.leases, context.keys)})
+    leases, keys = context.tiers.leases, context.keys
+    ends = None
+    if given.streamed:
+        ends = lease.output(leases, keys, given.streamed)
+        ends.how = FAILED if given.failed else ENDED
+    return answer({"released": await lease.give_back(leases, keys, ends=ends)})
 
 
 class Page(Query):

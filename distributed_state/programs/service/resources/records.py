@@ -70,7 +70,7 @@ from distributed_state.values.field_ttl import NEVER
 from distributed_state.values.model import DELETED, NEXT, Ref, Scope, deleted_error
 from distributed_state.values.search import tags_in
 from distributed_state.warm.answers import Draft
-from distributed_state.warm.lease import CarriedLease
+from distributed_state.warm.held_leases import CarriedLease
 
 _VERSION_TAG = re.compile(r'"([0-9]{1,18})"')
 
@@ -118,7 +118,7 @@ class Done:
 async def write(asked: Asked, record: AsyncRecord, change: Write) -> Done:
     """Apply a change under the conditions, the lease and the key of its request."""
     context = context_of(record)
-    write_under_lease(asked, context)
+    await write_under_lease(asked, context)
     once = OnceOnly.of(asked, context)
     # Only a separate operation begins a conversation, so that a mistyped id does not; other records begin with a write.
     implied = change.draft is None and context.ref.scope == "session" and once.conditions == Conditions()
@@ -294,12 +294,18 @@ def lease_of(asked: Asked) -> CarriedLease | None:
         raise InvalidValue("the Lease header must be the value that was returned with the lease, unchanged") from error
 
 
-def write_under_lease(asked: Asked, context: RecordContext) -> None:
-    """Let this request write under its lease, if it has one."""
+async def write_under_lease(asked: Asked, context: RecordContext, streamed: int = 0) -> None:
+    """Let this request write under its lease, if it has one. Raises Stopped, once, if its holder is asked to stop.
+
+    `streamed`: how many chunks the holder has streamed. A turn that is committed ends this output.
+    """
     lease = lease_of(asked)
     if lease is not None:
         context.allow("lock", None)
-        lease.carry(context.tiers.leases, context.keys)
+        await lease.check(context.tiers.leases, context.keys)
+        lease.carry(context.tiers.leases, context.keys, streamed)
+    elif streamed:
+        raise InvalidValue(f"streamed needs the header {LEASE}: chunks are streamed under a lease")
 
 
 # Repeated requests
@@ -455,10 +461,10 @@ def of(asked: Asked, scope: Scope, id: str) -> Any:
     return store.session(id) if scope == "session" else store.user(id) if scope == "user" else store.task(id)
 
 
-def written_by(asked: Asked, scope: Scope) -> Any:
+async def written_by(asked: Asked, scope: Scope) -> Any:
     """The record that the path names, to be written under the request's lease."""
     record = handle(asked, scope)
-    write_under_lease(asked, context_of(record))
+    await write_under_lease(asked, context_of(record))
     return record
 
 
@@ -629,7 +635,7 @@ def _shown(context: RecordContext, entry: CachedRecord) -> Response:
 
 async def delete(scope: Scope, asked: Asked) -> Response:
     """Delete a record; its history stays."""
-    context = context_of(written_by(asked, scope))
+    context = context_of(await written_by(asked, scope))
     context.allow("write", None)
     given = conditions_of(asked.request)
     check = None if given == Conditions() else given.check
@@ -645,7 +651,7 @@ class Erased(Answer):
 
 async def erase(scope: Scope, asked: Asked) -> Response:
     """Remove a record for good, with its history."""
-    context = context_of(written_by(asked, scope))
+    context = context_of(await written_by(asked, scope))
     context.allow("admin", None)
     erased = await lifecycle.erase(context.tiers, context.keys, context.store.deleting, actor=context.actor)
     return answer({"erased": erased})
