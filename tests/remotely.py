@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -41,8 +42,8 @@ class Serving:
             assert process is not None
             assert process.stdout is not None
             line = process.stdout.readline()
-            assert line.startswith("serving on "), f"{line} {process.communicate(timeout=20)}"
-            self._url = line.split()[-1]
+            assert "serving on " in line, f"{line} {process.communicate(timeout=20)}"
+            self._url = json.loads(line)["message"].split()[-1]
         return self._url
 
     def kill(self) -> None:

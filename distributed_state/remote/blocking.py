@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, Never, Self, TypeVar
 
@@ -19,7 +19,7 @@ from distributed_state.remote.record import (
     RemoteTransaction,
 )
 from distributed_state.remote.requests import AsyncRemoteLease
-from distributed_state.remote.session import AsyncRemoteSession, AsyncRemoteTurnBody, RemoteTurn
+from distributed_state.remote.session import AsyncRemoteOutput, AsyncRemoteSession, AsyncRemoteTurn, AsyncRemoteTurnBody
 from distributed_state.remote.store import RETRY_FOR, TIMEOUT, AsyncRemoteEvents, AsyncRemoteStore, checked
 from distributed_state.results import (
     Branch,
@@ -27,10 +27,13 @@ from distributed_state.results import (
     Checkpoint,
     Event,
     HeldLease,
+    Input,
     Lifetime,
+    OutputPart,
     Replica,
     SessionInfo,
     Snapshot,
+    StopResult,
     Written,
 )
 from distributed_state.values.items import DeleteItem, Item, ItemPage, PutItem
@@ -441,6 +444,175 @@ class RemoteRecord:
         return finish(self._core.fork(new_id, version=version, branch=branch))
 
 
+class RemoteTurn(MutableMapping[str, Any]):
+    """One request to a conversation, from `with session.turn(...)`: the fields of the locked record as a dict.
+
+    If the request was answered before, `repeated` is true, `outcome` is that of the first turn, and nothing can be
+    changed.
+    """
+
+    def __init__(self, core: AsyncRemoteTurn) -> None:
+        self._core = core
+
+    @property
+    def request_id(self) -> str | None:
+        """The id of the request, if it has one."""
+        return self._core.request_id
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the request was answered before."""
+        return self._core.repeated
+
+    @property
+    def answered_version(self) -> int:
+        """The version that answered a repeated request."""
+        return self._core.answered_version
+
+    @property
+    def written(self) -> int | None:
+        """After the end: the turn's version, None if nothing changed."""
+        return self._core.written
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._core, name)
+
+    def stream(self, chunk: Any) -> None:
+        """Show a part of the answer to those who follow this turn: a str, a JSON value or bytes.
+
+        Chunks are sent together: one request for each 50 ms or 16 KiB, `flush`, and the end. Raises Stopped, once, if
+        somebody asked the turn to stop, and Fenced if the lease is lost.
+        """
+        finish(self._core.stream(chunk))
+
+    def flush(self) -> None:
+        """Send the chunks that wait."""
+        finish(self._core.flush())
+
+    @property
+    def inbox(self) -> tuple[Input, ...]:
+        """The inputs that `arrived` has read and that this turn has not taken, oldest first."""
+        return self._core.inbox
+
+    def arrived(self) -> tuple[Input, ...]:
+        """Read the inputs that wait; those that are new since the last time. They are then in `inbox`."""
+        return finish(self._core.arrived())
+
+    def take(self, *numbers: int) -> tuple[Input, ...]:
+        """Take the inputs of `inbox`, or those with these numbers: the commit of this turn removes them."""
+        return self._core.take(*numbers)
+
+    @property
+    def outcome(self) -> Any:
+        """The result of the request, any JSON value. A repeated request gets the value that was set here."""
+        return self._core.outcome
+
+    @outcome.setter
+    def outcome(self, value: Any) -> None:
+        self._core.outcome = value
+
+    def move_to(self, phase: str | None) -> None:
+        """Set the phase with this turn."""
+        self._core.move_to(phase)
+
+    @property
+    def phase(self) -> str | None:
+        """The phase, including a move by this turn."""
+        return self._core.phase
+
+    def transition(self, event: str, *, machine: StateMachine = DEFAULT) -> str:
+        """Move to the phase that this event leads to and return it. Raises InvalidTransition."""
+        return self._core.transition(event, machine=machine)
+
+    @property
+    def version(self) -> int:
+        """The version that this view shows, and that the commit expects."""
+        return self._core.version
+
+    def __getitem__(self, key: str) -> Any:
+        return self._core[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self._core[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        del self._core[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._core)
+
+    def __len__(self) -> int:
+        return len(self._core)
+
+    def append(self, *messages: Message | dict[str, Any]) -> None:
+        """Add messages to the conversation with this commit."""
+        self._core.append(*messages)
+
+    def tag(self, key: str, *texts: str) -> None:
+        """Tag the record with one text or several under a key, with this commit."""
+        self._core.tag(key, *texts)
+
+    def untag(self, key: str, *texts: str) -> None:
+        """Remove tags with this commit."""
+        self._core.untag(key, *texts)
+
+    def put_item(
+        self,
+        collection: str,
+        key: str,
+        value: Any,
+        *,
+        if_absent: bool = False,
+        if_present: bool = False,
+        keep: bool = False,
+        **others: Never,
+    ) -> None:
+        """Put an item of the record with this commit. `keep` leaves an existing item as it is."""
+        self._core.put_item(collection, key, value, if_absent=if_absent, if_present=if_present, keep=keep, **others)
+
+    def delete_item(self, collection: str, key: str, *, if_present: bool = False, **others: Never) -> None:
+        """Delete an item of the record with this commit; a missing item is not an error, unless `if_present`."""
+        self._core.delete_item(collection, key, if_present=if_present, **others)
+
+
+class RemoteOutput:
+    """The output of a conversation's running turns, from `session.output(...)`: see the direct store's.
+
+    One connection, which is made again when it breaks, here or to another worker, after the last part.
+    """
+
+    def __init__(self, core: AsyncRemoteOutput) -> None:
+        self._core = core
+
+    def next(self, timeout: float | None = None) -> OutputPart | None:
+        """Wait for the next part; None after `timeout` seconds without one, and after the end of the request's turn."""
+        return finish(self._core.next(timeout))
+
+    def close(self) -> None:
+        """Stop following."""
+        finish(self._core.close())
+
+    def __enter__(self) -> Self:
+        finish(self._core.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        finish(self._core.__aexit__(kind, error, trace))
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> OutputPart:
+        try:
+            return finish(self._core.__anext__())
+        except StopAsyncIteration:
+            raise StopIteration from None
+
+
 class RemoteTurnBody:
     """The `with` around a RemoteTurn."""
 
@@ -448,7 +620,7 @@ class RemoteTurnBody:
         self._core = core
 
     def __enter__(self) -> RemoteTurn:
-        return finish(self._core.__aenter__())
+        return RemoteTurn(finish(self._core.__aenter__()))
 
     @leaving("_core._lease.body")
     def __exit__(
@@ -503,6 +675,49 @@ class RemoteSession(RemoteRecord):
         return RemoteTurnBody(
             self._core.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, revive=revive, **others)
         )
+
+    def output(
+        self,
+        request_id: str | None = None,
+        *,
+        after: str | None = None,
+        wait: float | None = None,
+        notices: bool = False,
+    ) -> RemoteOutput:
+        """Follow what running turns stream: chunks in order and once, and how the turn ends.
+
+        Example::
+
+            for part in session.output("r1", wait=30):
+                print(part)
+
+        All arguments and parts are those of the direct store's session. One request, and one for each reconnection.
+        """
+        return RemoteOutput(self._core.output(request_id, after=after, wait=wait, notices=notices))
+
+    def stop(self, request_id: str | None = None, *, reason: str | None = None, wait: float = 5.0) -> StopResult:
+        """Ask the turn that runs, or that request's, to stop, and wait up to `wait` seconds, at most 20, for its end.
+
+        The result is that of the direct store's session.
+        """
+        return finish(self._core.stop(request_id, reason=reason, wait=wait))
+
+    def post(
+        self, message: Message | dict[str, Any], *, request_id: str | None = None, durability: str | None = None
+    ) -> int:
+        """Leave a message for a turn of this session, even while another turn runs; return its number in the inbox.
+
+        A request id is accepted once; without one the request gets one, so that it may be sent again.
+        """
+        return finish(self._core.post(message, request_id=request_id, durability=durability))
+
+    def inbox(self) -> list[Input]:
+        """The inputs that wait for a turn, in the order in which they were accepted."""
+        return finish(self._core.inbox())
+
+    def withdraw(self, number: int) -> bool:
+        """Take an input out of the inbox; False if it is no longer there."""
+        return finish(self._core.withdraw(number))
 
     def append(self, *messages: Message | dict[str, Any], revive: bool = False, durability: str | None = None) -> int:
         """Add messages to the conversation in one commit and return the new version. `revive` is as in `write`."""

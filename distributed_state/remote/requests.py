@@ -48,13 +48,14 @@ from distributed_state.errors import (
     LockTimeout,
     NotFound,
     StateError,
+    Stopped,
     TooLarge,
     Unauthenticated,
     Unavailable,
 )
 from distributed_state.port import bodies, retrying
 from distributed_state.port.bodies import Body, leaving
-from distributed_state.port.http import Http, HttpAnswer, HttpPlace, Unanswered
+from distributed_state.port.http import Http, HttpAnswer, HttpLines, HttpPlace, Unanswered
 from distributed_state.remote import values
 from distributed_state.settings import require_host
 from distributed_state.values import as_text, chance
@@ -121,6 +122,9 @@ _WITH_FIELDS: dict[type[StateError], Callable[[str, dict[str, Any]], StateError]
         begins_again=problem.get("begins_again") is True,
     ),
     DurabilityUnknown: lambda text, problem: DurabilityUnknown(text, version=_whole(problem, "version")),
+    Stopped: lambda text, problem: Stopped(
+        text, reason=None if problem.get("reason") is None else str(problem["reason"])
+    ),
     InvalidTransition: lambda text, problem: InvalidTransition(
         text, phase=str(problem.get("phase") or ""), event=str(problem.get("event") or "")
     ),
@@ -312,6 +316,107 @@ def with_query(path: str, query: Mapping[str, Any] | None) -> str:
     return f"{path}?{urlencode(pairs, errors='surrogatepass')}" if pairs else path
 
 
+_SILENT = 45.0  # seconds: a worker sends data every 15 s, so the connection is dead after this time
+_RECONNECTING = 0.2  # seconds before another attempt
+_EVENT_STREAM = {"Accept": "text/event-stream"}
+
+
+class EventSource:
+    """Server-sent events of a path, one connection after the other, each from the last position on.
+
+    `finite`: the service ends the stream, and answers 204 when nothing follows. Source: the WHATWG HTML standard,
+    "Server-sent events".
+    """
+
+    def __init__(self, requests: Requests, path: str, position: str, *, finite: bool = False) -> None:
+        self.position = position
+        """The position after the last event, as the service names it."""
+        self.closed = False
+        self._requests = requests
+        self._path = path
+        self._finite = finite
+        self._lines: HttpLines | None = None
+        self._joined = False
+        self._fields: dict[str, str] = {}
+        self._failing: float | None = None  # the time since which all attempts to connect failed
+
+    async def next(self, timeout: float | None) -> dict[str, str] | None:
+        """The fields of the next block; None if none ended within this time, or if the connection ended."""
+        clock = self._requests.http.monotonic
+        end = None if timeout is None else clock() + timeout
+        while not self.closed:
+            line = await self._line(_SILENT if end is None else min(_SILENT, max(0.0, end - clock())))
+            if line is None:
+                return None
+            name, _, text = line.partition(":")
+            if line:
+                self._fields[name] = text.removeprefix(" ")
+                continue
+            self._joined = True
+            found, self._fields = self._fields, {}
+            self.position = found.get("id", self.position)
+            return found
+        return None
+
+    async def _line(self, seconds: float) -> str | None:
+        """The next line; None if none came within this time, or if the connection ended."""
+        http = self._requests.http
+        if self._lines is None:
+            # The time counts from the start of the attempt, not from its failure: an attempt to reach a silent service
+            # takes long.
+            self._failing = http.monotonic() if self._failing is None else self._failing
+            headers = {"Last-Event-ID": self.position} if self.position else {}
+            self._lines = http.lines(self._path, headers | _EVENT_STREAM, _SILENT)
+        try:
+            line = await self._lines.line(seconds)
+        except TimeoutError:
+            return None
+        except Unanswered as error:
+            await self._broken(Unavailable(f"the service did not answer: {error}"))
+            return None
+        if isinstance(line, HttpAnswer) and self._finite and line.status == 204:
+            await self.close()
+            return None
+        if isinstance(line, HttpAnswer):
+            await self._broken(refusal(line), again=line.status in LATER)
+            return None
+        self._failing = None
+        if line is None:
+            await self._pause()
+        return line
+
+    async def _broken(self, error: StateError, *, again: bool = True) -> None:
+        """Reconnect after a pause, unless attempts have failed for too long or cannot succeed."""
+        since = self._failing
+        late = since is not None and self._requests.http.monotonic() - since >= self._requests.retry_for
+        if not self.closed and (late or not again):
+            await self._leave()
+            raise error
+        await self._pause()
+
+    async def _pause(self) -> None:
+        await self._leave()
+        await self._requests.http.sleep(_RECONNECTING)
+
+    async def _leave(self) -> None:
+        lines, self._lines, self._fields = self._lines, None, {}
+        if lines is not None:
+            await lines.close()
+
+    async def join(self) -> None:
+        """Start the stream: all later events are received."""
+        clock = self._requests.http.monotonic
+        end = clock() + self._requests.timeout
+        while not self._joined and not self.closed:
+            if await self.next(max(0.0, end - clock())) is None and clock() > end:
+                raise Unavailable("the service did not begin to send events")
+
+    async def close(self) -> None:
+        """End the stream."""
+        self.closed = True
+        await self._leave()
+
+
 # The leases of the running task or thread, by service and path of the record. Tasks started inside inherit this.
 # References are weak, because the context must not keep a dropped lease alive.
 _Found = Callable[[], "AsyncRemoteLease | None"]
@@ -339,10 +444,10 @@ def _others(mine: AsyncRemoteLease) -> dict[tuple[int, str], _Found]:
     return {name: each for name, each, lease in found if lease not in (None, mine) and lease.body.there}
 
 
-async def _give_back(requests: Requests, path: str, lease: str) -> None:
+async def _give_back(requests: Requests, path: str, lease: str, query: Mapping[str, Any] | None = None) -> None:
     # A lease that cannot be released ends after its ttl. An error here would replace that of the body.
     with suppress(StateError):
-        await requests.order("DELETE", path + "/lease", headers={HEADER: lease}, repeatable=True)
+        await requests.order("DELETE", with_query(path + "/lease", query), headers={HEADER: lease}, repeatable=True)
 
 
 class AsyncRemoteLease:
@@ -354,11 +459,15 @@ class AsyncRemoteLease:
             await record.set("seat", "12A")
     """
 
-    def __init__(self, requests: Requests, path: str, *, wait: float, ttl: float) -> None:
+    def __init__(
+        self, requests: Requests, path: str, *, wait: float, ttl: float, turn: Mapping[str, Any] | None = None
+    ) -> None:
         self._requests = requests
         self._path = path
         self._wait = wait
         self._ttl = ttl
+        self._turn = turn or {}
+        self._ends: dict[str, Any] = {}
         self._stop: Callable[[], None] | None = None
         self._outer: AsyncRemoteLease | None = None
         self.lease = ""
@@ -447,11 +556,15 @@ class AsyncRemoteLease:
         while True:
             wait = max(0.0, min(_ONCE, end - clock()))
             try:
-                body = {"wait": wait, "ttl": self._ttl}
+                body = {"wait": wait, "ttl": self._ttl, **self._turn}
                 return await self._requests.order("POST", self._path + "/lease", body, wait=wait)
             except Locked as error:
                 if clock() >= end:
                     raise LockTimeout(f"{error}; waited {self._wait:g} s") from error
+
+    def ends_output(self, streamed: int, *, failed: bool) -> None:
+        """Let the release end the output of the turn, which has streamed this many chunks."""
+        self._ends = {"streamed": streamed, "failed": failed} if streamed else {}
 
     async def release(self) -> None:
         """Release the lease. Has no effect on a lost lease, which another holder may have now."""
@@ -462,7 +575,7 @@ class AsyncRemoteLease:
         stop, self._stop = self._stop, None
         self.owner = None  # breaks the cycle of a task whose error refers to this lease
         _held.set(_others(self))
-        await _give_back(self._requests, self._path, self.lease)
+        await _give_back(self._requests, self._path, self.lease, self._ends)
         stop()  # last: if the release is interrupted, the background work completes it
 
     async def __aenter__(self) -> Self:

@@ -5,40 +5,69 @@ Design: section 26.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Never
+from typing import Any, Literal, Never, Self
 
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.request_log import name_of
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.turn import AsyncTurn
-from distributed_state.errors import Deleted, InvalidValue, NotFound
+from distributed_state.errors import Deleted, InvalidValue, NotFound, Stopped
 from distributed_state.port.bodies import leaving
 from distributed_state.records.messages import Page
 from distributed_state.remote import values
 from distributed_state.remote.record import AsyncRemoteRecord, RemoteTransaction
-from distributed_state.remote.requests import AsyncRemoteLease, RecordPlace, State, path_of
-from distributed_state.results import Lifetime
+from distributed_state.remote.requests import (
+    HEADER,
+    AsyncRemoteLease,
+    EventSource,
+    RecordPlace,
+    State,
+    path_of,
+    with_query,
+)
+from distributed_state.results import Ended, Input, Lifetime, OutputPart, StopResult
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.model import Message
 from distributed_state.warm.lock import check_times
 
+_INTERVAL = 0.05  # seconds between two requests with chunks
+_BATCH = 16 * 1024  # characters of chunks, after which they are sent at once
 
-class RemoteTurn(RemoteTransaction):
+
+class AsyncRemoteTurn(RemoteTransaction):
     """One request to a conversation, from `async with session.turn(...)`: the fields of the locked record as a dict.
 
     If the request was answered before, `repeated` is true, `outcome` is that of the first turn, and nothing can be
     changed.
     """
 
-    def __init__(self, state: State, request_id: str | None) -> None:
+    request_id: str | None
+    """The id of the request, if it has one."""
+    repeated: bool
+    """Whether the request was answered before."""
+    answered_version: int
+    """The version that answered a repeated request."""
+    written: int | None
+    """After the end: the turn's version, None if nothing changed."""
+
+    def __init__(self, state: State, request_id: str | None, place: RecordPlace, lease: AsyncRemoteLease) -> None:
         super().__init__(state)
         self.request_id = request_id
+        self._place = place
+        self._lease = lease
+        self._pending: list[dict[str, Any]] = []
+        self._size = 0
+        self._sent = float("-inf")
+        self._streamed = 0
+        self._inputs: dict[int, Input] = {}
+        self._taken: list[int] = []
+        self._noted: list[int] = []  # taken inputs of which the followers of the turn do not know yet
         self.repeated = False
         self.answered_version = 0
-        self.written: int | None = None
-        """After the end: the turn's version, None if nothing changed."""
+        self.written = None
         self._outcome: Any = None
 
     def __getattr__(self, name: str) -> Any:
@@ -50,6 +79,65 @@ class RemoteTurn(RemoteTransaction):
         self.answered_version = answered["version"]
         self._outcome = answered["outcome"]
         self._closed = f"request {self.request_id!r:.200} was answered already: see `repeated` and `outcome`"
+
+    async def stream(self, chunk: Any) -> None:
+        """Show a part of the answer to those who follow this turn: a str, a JSON value or bytes.
+
+        Chunks are sent together: one request for each 50 ms or 16 KiB, `flush`, and the end. Raises Stopped, once, if
+        somebody asked the turn to stop, and Fenced if the lease is lost.
+        """
+        self._open()
+        if chunk == "":
+            return
+        body = values.chunk_body(chunk)
+        self._pending.append(body)
+        self._size += len(str(body))
+        now = self._place.requests.http.monotonic()
+        if self._size >= _BATCH or now - self._sent >= _INTERVAL:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Send the chunks that wait."""
+        if not self._pending and not self._noted:
+            return
+        first = self._streamed + 1
+        body = {"first": first, "chunks": self._pending, "inputs": self._noted}
+        self._sent = self._place.requests.http.monotonic()
+        headers = {HEADER: self._lease.lease}
+        try:
+            done = await self._place.requests.order(
+                "POST", f"{self._place.path}/output", body, headers=headers, repeatable=True
+            )
+        except Stopped:
+            raise  # nothing was appended: the chunks still wait
+        self._streamed = done["last"]
+        self._pending, self._size, self._noted = [], 0, []
+
+    @property
+    def inbox(self) -> tuple[Input, ...]:
+        """The inputs that `arrived` has read and that this turn has not taken, oldest first."""
+        return tuple(each for number, each in sorted(self._inputs.items()) if number not in self._taken)
+
+    async def arrived(self) -> tuple[Input, ...]:
+        """Read the inputs that wait; those that are new since the last time. They are then in `inbox`."""
+        self._open()
+        found = await read_inbox(self._place)
+        new = tuple(each for each in found if each.number not in self._inputs)
+        self._inputs = {each.number: each for each in found}
+        return tuple(each for each in new if each.number not in self._taken)
+
+    def take(self, *numbers: int) -> tuple[Input, ...]:
+        """Take the inputs of `inbox`, or those with these numbers: the commit of this turn removes them."""
+        self._open()
+        found = tuple(each for each in self.inbox if not numbers or each.number in numbers)
+        self._taken += [each.number for each in found]
+        self._noted += [each.number for each in found if each.request_id is not None]
+        return found
+
+    @property
+    def streamed(self) -> int:
+        """The number of the last chunk that was sent."""
+        return self._streamed
 
     @property
     def outcome(self) -> Any:
@@ -83,24 +171,29 @@ class RemoteTurn(RemoteTransaction):
     def body(self) -> dict[str, Any] | None:
         """End the turn and return it as a request body, None if there is nothing to commit."""
         found = super().body() or {}
+        if self._taken:
+            found["inputs"] = self._taken
         if not found and self.request_id is None:
             return None
         found.pop("kind", None)
         if "append" in found:
             found["messages"] = found.pop("append")
+        if self._streamed:
+            found["streamed"] = self._streamed
         return found if self.request_id is None else {**found, "request_id": self.request_id, "outcome": self._outcome}
 
 
 class AsyncRemoteTurnBody:
-    """The `async with` around a RemoteTurn."""
+    """The `async with` around a AsyncRemoteTurn."""
 
     def __init__(self, place: RecordPlace, request_id: str | None, wait: float, ttl: float, revive: bool) -> None:
         self._place = place
         self._revive = revive
         self._request_id = request_id
-        self._lease = AsyncRemoteLease(place.requests, place.path, wait=wait, ttl=ttl)
+        turn = {"turn": True} if request_id is None else {"turn": True, "request": request_id}
+        self._lease = AsyncRemoteLease(place.requests, place.path, wait=wait, ttl=ttl, turn=turn)
 
-    async def __aenter__(self) -> RemoteTurn:
+    async def __aenter__(self) -> AsyncRemoteTurn:
         await self._lease.acquire()
         try:
             answered = None
@@ -110,7 +203,7 @@ class AsyncRemoteTurnBody:
             state = await self._place.state(fresh=True)
             if state.deleted and not (self._revive or state.deleted.begins_again):
                 raise state.deleted
-            self._view = RemoteTurn(state, self._request_id)
+            self._view = AsyncRemoteTurn(state, self._request_id, self._place, self._lease)
             if answered is not None:
                 self._view.show(answered)
                 await self._lease.release()
@@ -125,14 +218,20 @@ class AsyncRemoteTurnBody:
     ) -> None:
         view = self._view
         try:
+            if error is None and not view.repeated:
+                await view.flush()
+            self._lease.ends_output(view.streamed, failed=True)
             body = None if error is not None or view.repeated else view.body()
-            if body is not None:
+            if body is None:
+                self._lease.ends_output(view.streamed, failed=error is not None)
+            else:
                 if self._revive:
                     body["revive"] = True
                 done = await self._place.write(
                     body, to="/turns", owned=view.version == 0, lease=self._lease,
                     expect_exists=None if view.version else False,
                 )  # fmt: skip
+                self._lease.ends_output(0, failed=False)  # the commit has ended it
                 # While the lease is held, only an earlier attempt of this turn itself can have been answered.
                 if done["repeated"] and self._request_id is not None and not await self._lease.renew():
                     view.show(done)
@@ -140,6 +239,68 @@ class AsyncRemoteTurnBody:
                     view.written = done["version"]
         finally:
             await self._lease.release()
+
+
+async def read_inbox(place: RecordPlace) -> list[Input]:
+    """The inputs that wait."""
+    found = await place.read(f"{place.path}/inbox", absent={"inputs": []})
+    return [values.waiting(each) for each in found["inputs"]]
+
+
+class AsyncRemoteOutput:
+    """The output of a conversation's running turns, from `session.output(...)`: see the direct store's.
+
+    One connection, which is made again when it breaks, here or to another worker, after the last part.
+    """
+
+    def __init__(
+        self, place: RecordPlace, request_id: str | None, after: str | None, wait: float | None, notices: bool
+    ) -> None:
+        name_of(request_id)
+        query = {"request": request_id, "after": after, "notices": notices or None}
+        self._source = EventSource(place.requests, with_query(f"{place.path}/output", query), after or "", finite=True)
+        self._request_id = request_id
+        self._wait = wait
+        if wait is not None:
+            check_times(wait, 1.0, None)
+        self._clock = place.requests.http.monotonic
+
+    async def next(self, timeout: float | None = None) -> OutputPart | None:
+        """Wait for the next part; None after `timeout` seconds without one, and after the end of the request's turn."""
+        if timeout is not None:
+            check_times(timeout, 1.0, None)
+        end = None if timeout is None else self._clock() + timeout
+        while not self._source.closed:
+            found = await self._source.next(None if end is None else max(0.0, end - self._clock()))
+            if found is not None and "data" in found:
+                part = values.part(found.get("event", ""), self._source.position, json.loads(found["data"]))
+                if self._request_id is not None and isinstance(part, Ended):
+                    await self.close()
+                return part
+            if found is None and end is not None and self._clock() >= end:
+                return None
+        return None
+
+    async def close(self) -> None:
+        """Stop following."""
+        await self._source.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> OutputPart:
+        part = await self.next(self._wait)
+        if part is None:
+            raise StopAsyncIteration
+        return part
 
 
 class AsyncRemoteSession(AsyncRemoteRecord):
@@ -188,6 +349,63 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         wait = 0.0 if busy == "reject" else wait
         check_times(wait, ttl, None)
         return AsyncRemoteTurnBody(self._place, request_id, wait, ttl, revive)
+
+    def output(
+        self,
+        request_id: str | None = None,
+        *,
+        after: str | None = None,
+        wait: float | None = None,
+        notices: bool = False,
+    ) -> AsyncRemoteOutput:
+        """Follow what running turns stream: chunks in order and once, and how the turn ends.
+
+        Example::
+
+            async for part in session.output("r1", wait=30):
+                print(part)
+
+        All arguments and parts are those of the direct store's session. One request, and one for each reconnection.
+        """
+        return AsyncRemoteOutput(self._place, request_id, after, wait, notices)
+
+    async def stop(self, request_id: str | None = None, *, reason: str | None = None, wait: float = 5.0) -> StopResult:
+        """Ask the turn that runs, or that request's, to stop, and wait up to `wait` seconds, at most 20, for its end.
+
+        The result is that of the direct store's session.
+        """
+        name_of(request_id)
+        check_times(wait, 1.0, None)
+        body = {"request": request_id, "reason": reason, "wait": wait}
+        done = await self._place.requests.order("POST", f"{self._place.path}/stop", body, repeatable=True, wait=wait)
+        return StopResult(done["state"], done["version"])
+
+    async def post(
+        self, message: Message | dict[str, Any], *, request_id: str | None = None, durability: str | None = None
+    ) -> int:
+        """Leave a message for a turn of this session, even while another turn runs; return its number in the inbox.
+
+        A request id is accepted once; without one the request gets one, so that it may be sent again.
+        """
+        _unsaid(durability)
+        name_of(request_id)
+        (given,) = values.messages([message])
+        path = f"{self._place.path}/inbox"
+        if request_id is None:
+            return int((await self._place.requests.write("POST", path, {"message": given}))["number"])
+        body = {"message": given, "request_id": request_id}
+        return int((await self._place.requests.order("POST", path, body, repeatable=True))["number"])
+
+    async def inbox(self) -> list[Input]:
+        """The inputs that wait for a turn, in the order in which they were accepted."""
+        return await read_inbox(self._place)
+
+    async def withdraw(self, number: int) -> bool:
+        """Take an input out of the inbox; False if it is no longer there."""
+        if type(number) is not int or number < 1:
+            raise InvalidValue(f"an input's number is an int from 1 on, not {number!r:.80}")
+        done = await self._place.requests.order("DELETE", f"{self._place.path}/inbox/{number}", repeatable=True)
+        return bool(done["withdrawn"])
 
     async def append(
         self, *messages: Message | dict[str, Any], revive: bool = False, durability: str | None = None

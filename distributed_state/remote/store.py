@@ -11,19 +11,18 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Literal, Never, Self
 
-from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue, StateError, Unavailable
-from distributed_state.port.http import AsyncHttp, Http, HttpAnswer, HttpLines, HttpPlace, Unanswered
+from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue
+from distributed_state.port.http import AsyncHttp, Http, HttpPlace
 from distributed_state.remote import values
 from distributed_state.remote.admin import AsyncRemoteAdmin
 from distributed_state.remote.record import AsyncRemoteRecord
 from distributed_state.remote.requests import (
-    LATER,
+    EventSource,
     RecordPlace,
     Requests,
     address,
     kind_of,
     path_of,
-    refusal,
     with_query,
 )
 from distributed_state.remote.session import AsyncRemoteSession
@@ -32,10 +31,6 @@ from distributed_state.values import chance
 from distributed_state.values.model import Ref, escape
 from distributed_state.values.search import KINDS, Filter, Kind, SearchHit
 from distributed_state.warm.consumers import pattern
-
-_SILENT = 45.0  # seconds: a worker sends data every 15 s, so the connection is dead after this time
-_PAUSE = 0.2
-_EVENT_STREAM = {"Accept": "text/event-stream"}
 
 
 class AsyncRemoteEvents:
@@ -54,18 +49,12 @@ class AsyncRemoteEvents:
 
     def __init__(self, requests: Requests, types: tuple[str, ...], since: str | None) -> None:
         self._requests = requests
-        self._path = with_query("/v1/events", {"types": [*types], "since": since})
-        self._position = since or ""
-        self._lines: HttpLines | None = None
-        self._joined = False
-        self._closed = False
-        self._fields: dict[str, str] = {}
-        self._failing: float | None = None  # the time since which all attempts to connect failed
+        self._source = EventSource(requests, with_query("/v1/events", {"types": [*types], "since": since}), since or "")
 
     @property
     def position(self) -> str:
         """The position after the last returned event, as text for `since=` of another stream."""
-        return self._position
+        return self._source.position
 
     async def next(self, timeout: float | None = None) -> Event | None:
         """Wait for the next event; None after `timeout` seconds without one, or when the events were closed."""
@@ -75,83 +64,21 @@ class AsyncRemoteEvents:
             raise InvalidValue(f"timeout is a number of seconds or None, not {timeout!r:.80}")
         clock = self._requests.http.monotonic
         end = None if timeout is None else clock() + timeout
-        while not self._closed:
-            line = await self._line(_SILENT if end is None else min(_SILENT, max(0.0, end - clock())))
-            event = None if line is None else self._taken(line)
-            if event is not None:
-                return event
-            if line is None and end is not None and clock() >= end:
+        while not self._source.closed:
+            found = await self._source.next(None if end is None else max(0.0, end - clock()))
+            if found is not None and "data" in found:
+                return values.event(json.loads(found["data"]))
+            if found is None and end is not None and clock() >= end:
                 return None
         return None
 
-    async def _line(self, seconds: float) -> str | None:
-        """The next line; None if none came within this time, or if the connection ended."""
-        http = self._requests.http
-        if self._lines is None:
-            # The time counts from the start of the attempt, not from its failure: an attempt to reach a silent service
-            # takes long.
-            self._failing = http.monotonic() if self._failing is None else self._failing
-            headers = {"Last-Event-ID": self._position} if self._position else {}
-            self._lines = http.lines(self._path, headers | _EVENT_STREAM, _SILENT)
-        try:
-            line = await self._lines.line(seconds)
-        except TimeoutError:
-            return None
-        except Unanswered as error:
-            await self._broken(Unavailable(f"the service did not answer: {error}"))
-            return None
-        if isinstance(line, HttpAnswer):
-            await self._broken(refusal(line), again=line.status in LATER)
-            return None
-        self._failing = None
-        if line is None:
-            await self._pause()
-        return line
-
-    async def _broken(self, error: StateError, *, again: bool = True) -> None:
-        """Reconnect after a pause, unless attempts have failed for too long or cannot succeed."""
-        since = self._failing
-        late = since is not None and self._requests.http.monotonic() - since >= self._requests.retry_for
-        if not self._closed and (late or not again):
-            await self._leave()
-            raise error
-        await self._pause()
-
-    async def _pause(self) -> None:
-        await self._leave()
-        await self._requests.http.sleep(_PAUSE)
-
-    def _taken(self, line: str) -> Event | None:
-        name, _, text = line.partition(":")
-        if line:
-            self._fields[name] = text.removeprefix(" ")
-            return None
-        self._joined = True
-        fields, self._fields = self._fields, {}
-        found = values.event(json.loads(fields["data"])) if "data" in fields else None
-        self._position = fields.get("id", self._position)
-        return found
-
-    async def _leave(self) -> None:
-        lines, self._lines, self._fields = self._lines, None, {}
-        if lines is not None:
-            await lines.close()
-
     async def join(self) -> None:
         """Start the stream: all later events are received."""
-        clock = self._requests.http.monotonic
-        end = clock() + self._requests.timeout
-        while not self._joined and not self._closed:
-            line = await self._line(max(0.0, end - clock()))
-            if line is not None:
-                self._taken(line)
-            elif clock() > end:
-                raise Unavailable("the service did not begin to send events")
+        await self._source.join()
 
     async def close(self) -> None:
         """End the stream."""
-        self._closed = True
-        await self._leave()
+        await self._source.close()
 
     async def __aenter__(self) -> Self:
         await self.join()

@@ -13,17 +13,24 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
+from distributed_state.conversation.output import PART_NAMES
 from distributed_state.errors import ConfigurationError, InvalidValue
 from distributed_state.results import (
     Branch,
     Change,
     Checkpoint,
+    Chunk,
+    Ended,
     Event,
     HeldLease,
+    Input,
     Lifetime,
+    Notice,
+    OutputPart,
     Replica,
     SessionInfo,
     Snapshot,
+    StopRequested,
     TimedRun,
     TurnTimes,
     Waiter,
@@ -232,6 +239,38 @@ def event(found: Mapping[str, Any]) -> Event:
     )  # fmt: skip
 
 
+def part(name: str, position: str, found: Mapping[str, Any]) -> OutputPart:
+    """A part of the output of turns."""
+    kind = _PARTS.get(name)
+    if kind is Chunk:
+        return Chunk(position, chunk(found))
+    if kind is StopRequested:
+        return StopRequested(position, found["reason"])
+    if kind is Ended:
+        return Ended(position, found["version"], found["outcome"])
+    return Notice(position, name, dict(found)) if kind is None else kind(position)
+
+
+def chunk(found: Mapping[str, Any]) -> Any:
+    """A chunk of the output."""
+    return as_text.bytes_of(found["bytes"], "bytes") if "bytes" in found else found["value"]
+
+
+def chunk_body(given: Any) -> dict[str, Any]:
+    """A chunk for a body. Raises InvalidValue."""
+    if isinstance(given, bytes):
+        return {"bytes": as_text.text_of(given)}
+    codec.encode(given, "chunk")
+    return {"value": given}
+
+
+def waiting(found: Mapping[str, Any]) -> Input:
+    """An input of the inbox."""
+    given = message(found["message"], None, None)
+    return Input(found["number"], given, found["request_id"], found["time"])
+
+
+_PARTS: dict[str, Any] = {name: kind for kind, name in PART_NAMES.items()}
 _DIRECT = "open the store by its Redis URL for that"
 INSTEAD = {
     "acting_as": "history shows whose the token is",

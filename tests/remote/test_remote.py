@@ -682,7 +682,7 @@ async def test_events_come_and_none_is_missed(opens: Opens, id: str) -> None:
 def test_blocking_code_waits_on_one_stream_whose_thread_ends_with_it(workers: Any, id: str, close: str) -> None:
     with StateStore.open(workers[0].url) as store:
         events = store.events("session.*").__enter__()
-        stream = events._core._lines
+        stream = events._core._source._lines
         for label in "ab":
             for _ in range(3):
                 assert events.next(timeout=0.005) is None
@@ -690,7 +690,7 @@ def test_blocking_code_waits_on_one_stream_whose_thread_ends_with_it(workers: An
             event = events.next(timeout=10.0)
             assert event is not None
             assert event.data == {"label": label}
-        assert events._core._lines is stream
+        assert events._core._source._lines is stream
         {"events": events, "store": store}[close].close()
         assert not stream._reader.is_alive()
 
