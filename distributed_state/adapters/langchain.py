@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from distributed_state import AsyncStateStore, InvalidValue, StateStore
-from distributed_state.adapters.stores import Conversation, finish, lacking, named, open_store
+from distributed_state import AsyncStateStore, AsyncTurn, InvalidValue, StateStore, Turn
+from distributed_state.adapters.stores import Conversation, Shown, finish, lacking, named, open_store
 from distributed_state.formats import from_langchain, to_langchain
 
 try:
+    from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
     from langchain_core.chat_history import BaseChatMessageHistory
     from langchain_core.messages import BaseMessage, ToolMessage, message_to_dict, messages_from_dict
 except ImportError as error:
@@ -106,3 +107,82 @@ def _foreign(stored: dict[str, Any]) -> list[BaseMessage]:
     if stored["role"] == "tool":  # to_langchain leaves out a result without its call
         return [ToolMessage(stored.get("content") or "", tool_call_id=stored.get("tool_call_id"))]
     return to_langchain([{name: value for name, value in stored.items() if name != "number"}])[:1]
+
+
+# Streaming a run
+
+
+class _Handler(Shown, BaseCallbackHandler):
+    raise_error = True  # LangChain would only log that the lease is lost
+    run_inline = True
+
+    def on_llm_new_token(self, token: Any, **more: Any) -> None:
+        finish(self.show(_texts(token)))
+
+    def on_tool_start(self, serialized: Any, input_str: str, **more: Any) -> None:
+        finish(self.show([_start(serialized, input_str, more)]))
+
+    def on_tool_end(self, output: Any, **more: Any) -> None:
+        finish(self.show([_end(output, more)]))
+
+    def on_tool_error(self, error: BaseException, **more: Any) -> None:
+        finish(self.show([_failure(error, more)]))
+
+
+class _AsyncHandler(Shown, AsyncCallbackHandler):
+    raise_error = True
+    run_inline = True  # the tokens stay in their order
+
+    async def on_llm_new_token(self, token: Any, **more: Any) -> None:
+        await self.show(_texts(token))
+
+    async def on_tool_start(self, serialized: Any, input_str: str, **more: Any) -> None:
+        await self.show([_start(serialized, input_str, more)])
+
+    async def on_tool_end(self, output: Any, **more: Any) -> None:
+        await self.show([_end(output, more)])
+
+    async def on_tool_error(self, error: BaseException, **more: Any) -> None:
+        await self.show([_failure(error, more)])
+
+
+def stream(turn: AsyncTurn | Turn) -> _AsyncHandler | _Handler:
+    """Return a callback handler that streams a model's tokens, and calls of tools, into a turn.
+
+    Example::
+
+        async with store.session("user-123").turn(request_id="r1") as turn:
+            said = stream(turn)
+            answer = await chain.ainvoke(question, {"callbacks": [said]})
+            turn.outcome = said.text
+
+    Followers are shown tokens as str, the call of a tool as `{"type": "on_tool_start", "run_id": ..., "name": ...,
+    "input": ...}`, and its end as `{"type": "on_tool_end", "run_id": ..., "output": ...}`, or `"on_tool_error"` with an
+    `"error"`.
+    """
+    return _AsyncHandler(turn) if isinstance(turn, AsyncTurn) else _Handler(turn)
+
+
+def _texts(token: Any) -> list[str]:
+    """The texts of a token, which some models give as blocks."""
+    blocks = token if isinstance(token, list) else [token]
+    texts = (each.get("text") if isinstance(each, dict) else each for each in blocks)
+    return [each for each in texts if isinstance(each, str)]
+
+
+def _start(serialized: Any, input_str: str, more: dict[str, Any]) -> dict[str, Any]:
+    name = more.get("name") or (serialized or {}).get("name")
+    given = more.get("inputs")
+    return {**_tool("start", more), "name": name, "input": input_str if given is None else given}
+
+
+def _end(output: Any, more: dict[str, Any]) -> dict[str, Any]:
+    return {**_tool("end", more), "output": output}
+
+
+def _failure(error: BaseException, more: dict[str, Any]) -> dict[str, Any]:
+    return {**_tool("error", more), "error": repr(error)}
+
+
+def _tool(what: str, more: dict[str, Any]) -> dict[str, Any]:
+    return {"type": f"on_tool_{what}", "run_id": more.get("run_id")}

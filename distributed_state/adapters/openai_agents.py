@@ -6,17 +6,19 @@ Law: a method is one read or one commit, and reads return the last write of any 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
 from distributed_state import AsyncLease, AsyncStateStore, Conflict, StateStore
-from distributed_state.adapters.stores import Conversation, lacking, named, open_store
+from distributed_state.adapters.stores import Conversation, Streamed, lacking, named, open_store
 
 try:
     from agents.items import TResponseInputItem
     from agents.memory.session import SessionABC
     from agents.memory.session_settings import SessionSettings, coerce_session_settings, resolve_session_limit
+    from agents.result import RunResultStreaming
+    from agents.stream_events import AgentUpdatedStreamEvent, RawResponsesStreamEvent, StreamEvent
 except ImportError as error:
     raise lacking("openai-agents", error) from error
 
@@ -210,6 +212,50 @@ def _item(stored: dict[str, Any]) -> TResponseInputItem:
 
 def _place(stored: dict[str, Any]) -> _Place:
     return _Place(stored["number"], stored["timestamp"])
+
+
+# Streaming a run
+
+
+def stream(turn: Any, result: RunResultStreaming) -> Streamed[StreamEvent]:
+    """Stream the events of a run into a turn; iterate over the return value, which yields the same events.
+
+    Example::
+
+        async with store.session("user-123").turn(request_id="r1") as turn:
+            answer = stream(turn, Runner.run_streamed(agent, "A weekend in Oslo, please", session=session))
+            async for event in answer:
+                ...
+            turn.outcome = answer.text
+
+    Followers are shown deltas of the answer's text as str, other deltas of the model as JSON, an item of the run as
+    `{"type": <the event's name>, "item": <raw item>}`, another agent as `{"type": "agent_updated", "agent": <name>}`.
+    If the iteration is ended early, so is the run.
+    """
+    return Streamed(turn, _events(result), _shown)
+
+
+async def _events(result: RunResultStreaming) -> AsyncIterator[StreamEvent]:
+    try:
+        async for event in result.stream_events():
+            yield event
+    finally:
+        if not result.is_complete:
+            result.cancel()
+        if result.run_loop_task is not None:
+            await asyncio.wait((result.run_loop_task,))  # it may be adding items to the session
+
+
+def _shown(event: StreamEvent) -> Iterator[Any]:
+    if isinstance(event, RawResponsesStreamEvent):
+        if event.data.type == "response.output_text.delta":
+            yield event.data.delta
+        elif event.data.type.endswith(".delta"):
+            yield event.data
+    elif isinstance(event, AgentUpdatedStreamEvent):
+        yield {"type": "agent_updated", "agent": event.new_agent.name}
+    else:
+        yield {"type": event.name, "item": event.item.raw_item}
 
 
 # Cancellation

@@ -1,4 +1,4 @@
-"""The common part of all adapters: opening the store, and beginning a deleted conversation again.
+"""The common part of all adapters: opening the store, beginning a deleted conversation again, streaming a run.
 
 Law: an adapter's logic is written once, for asyncio. Its blocking methods run that to its end (`finish`), in any thread
 and within any event loop.
@@ -9,9 +9,12 @@ Design: section 22.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Generic, TypeVar
+
+from pydantic_core import to_jsonable_python
 
 from distributed_state import (
     AsyncItems,
@@ -181,3 +184,55 @@ class Conversation:
         """A check whether the object may begin the session again after a deletion, by what it knew before the write."""
         looked, empty_at = self._looked, self._empty_at
         return lambda deletion: not looked or deletion.version == empty_at
+
+
+# Streaming a run
+
+
+class Shown:
+    """Shows a run to the followers of a turn, which may be of either API."""
+
+    text: str
+    """The text that was streamed so far: all deltas, one after the other."""
+
+    def __init__(self, turn: Any) -> None:
+        self.text = ""
+        self._turn = turn
+
+    async def show(self, parts: Iterable[Any]) -> None:
+        """Stream parts, as JSON.
+
+        One that cannot be streamed is replaced by a note: a run must not fail because of its display.
+        """
+        for part in parts:
+            self.text += part if isinstance(part, str) else ""
+            try:
+                await self._send(to_jsonable_python(part, bytes_mode="base64", inf_nan_mode="null", fallback=repr))
+            except ValueError as error:  # it is too large, or contains itself
+                await self._send({"omitted": f"{error}"[:200]})
+
+    async def _send(self, chunk: Any) -> None:
+        waiting = self._turn.stream(chunk)
+        if waiting is not None:  # None in the blocking API
+            await waiting
+
+
+class Streamed(Shown, Generic[T]):
+    """The events of a framework's run, for `for` and `async for`: each is streamed into a turn, and then returned."""
+
+    def __init__(self, turn: Any, events: Any, parts_of: Callable[[T], Iterable[Any]]) -> None:
+        super().__init__(turn)
+        self._events = events
+        self._parts_of = parts_of
+
+    def __iter__(self) -> Iterator[T]:
+        for event in self._events:
+            finish(self.show(self._parts_of(event)))
+            yield event
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        # Closed at once: else an interrupted run ends later, while the program already keeps its partial answer.
+        async with aclosing(self._events) as events:
+            async for event in events:
+                await self.show(self._parts_of(event))
+                yield event

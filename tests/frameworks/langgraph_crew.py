@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import operator
 import os
@@ -11,12 +12,15 @@ import time
 from contextlib import nullcontext
 from typing import Annotated, Any
 
+from frameworks.langchain_crew import Speaker
+from frameworks.speaking import QUESTION, TTL, Words, fall_silent
+from langchain_core.messages import AIMessage
 from langgraph.checkpoint.postgres import PostgresSaver
-from langgraph.graph import StateGraph
+from langgraph.graph import MessagesState, StateGraph
 from typing_extensions import TypedDict
 
-from distributed_state import Conflict, LockTimeout, StateStore
-from distributed_state.adapters.langgraph import DistributedStateSaver
+from distributed_state import AsyncSession, AsyncStateStore, Conflict, LockTimeout, StateStore, Stopped
+from distributed_state.adapters.langgraph import DistributedStateSaver, stream
 
 Log = list[str]
 
@@ -87,6 +91,51 @@ def theirs(threads: list[str], me: str, settings: dict[str, Any], postgres: str)
     """The same on LangGraph's own saver for PostgreSQL."""
     with PostgresSaver.from_conn_string(postgres) as saver:
         _turns(saver, threads, me, nullcontext)
+
+
+# An answer that is streamed
+
+ASKED = config_of("t")
+
+
+def session(store: AsyncStateStore) -> AsyncSession:
+    return store.session("langgraph/t")
+
+
+def _speaking(store: AsyncStateStore, words: Words) -> tuple[DistributedStateSaver, Any]:
+    model = Speaker(words=words)
+
+    async def answer(state: MessagesState) -> Any:
+        return {"messages": [await model.ainvoke(state["messages"])]}
+
+    saver = DistributedStateSaver(store, exclusive=True)
+    builder = StateGraph(MessagesState)
+    builder.add_node("answer", answer)
+    builder.set_entry_point("answer")
+    return saver, builder.compile(checkpointer=saver)
+
+
+async def serve(store: AsyncStateStore, words: Words) -> None:
+    saver, graph = _speaking(store, words)
+    async with saver.turn(ASKED, request_id="r", ttl=TTL, wait=60) as turn:
+        question = {"messages": [("user", QUESTION)]}
+        said = stream(turn, graph.astream(question, ASKED, stream_mode="messages", version="v2", durability="exit"))
+        try:
+            async with turn.stoppable():
+                async for _ in said:
+                    pass
+        except Stopped:
+            await graph.aupdate_state(ASKED, {"messages": [AIMessage(said.text)]}, as_node="answer")
+        turn.outcome = said.text
+
+
+async def kept(store: AsyncStateStore) -> list[str]:
+    _, graph = _speaking(store, Words([]))
+    return [message.text for message in (await graph.aget_state(ASKED)).values["messages"]]
+
+
+def speak(**arguments: Any) -> None:
+    asyncio.run(fall_silent(serve, **arguments))
 
 
 if __name__ == "__main__":

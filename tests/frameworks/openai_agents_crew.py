@@ -6,15 +6,24 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 from agents import Agent, RunConfig, Runner, function_tool
 from agents.extensions.memory.redis_session import RedisSession
-from agents.testing import ScriptedModel
-from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+from agents.testing import ModelCall, ModelStep, ScriptedModel
+from frameworks.speaking import QUESTION, TTL, Words, begin, fall_silent
+from openai.types.responses import (
+    Response,
+    ResponseCompletedEvent,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseTextDeltaEvent,
+)
 
-from distributed_state import AsyncStateStore
-from distributed_state.adapters.openai_agents import DistributedSession
+from distributed_state import AsyncSession, AsyncStateStore, Stopped
+from distributed_state.adapters.openai_agents import DistributedSession, stream
 
 QUIET = RunConfig(tracing_disabled=True)
 OPEN = "open "
@@ -67,6 +76,57 @@ async def take_turns(id: str, me: str, settings: dict[str, Any]) -> None:
             print(f"ours {turn}", flush=True)  # noqa: T201 - to the test
             await Runner.run(agent(OPEN + turn), OPEN + turn, session=theirs, run_config=QUIET)
             print(f"theirs {turn}", flush=True)  # noqa: T201
+
+
+# An answer that is streamed
+
+
+def session(store: AsyncStateStore) -> AsyncSession:
+    return store.session("t")
+
+
+def saying(words: Words) -> ModelStep:
+    """A model's step that says these words."""
+
+    async def events(call: ModelCall) -> AsyncIterator[Any]:
+        said = ""
+        async for word in words:
+            said += word
+            yield ResponseTextDeltaEvent(
+                type="response.output_text.delta", delta=word, item_id="m", content_index=0, output_index=0,
+                sequence_number=0, logprobs=[],
+            )  # fmt: skip
+        response = Response(
+            id="r", created_at=0, model="scripted", object="response", output=[spoken(said)], tool_choice="none",
+            tools=[], parallel_tool_calls=False,
+        )  # fmt: skip
+        yield ResponseCompletedEvent(type="response.completed", response=response, sequence_number=0)
+
+    return ModelStep.stream(events)
+
+
+async def serve(store: AsyncStateStore, words: Words) -> None:
+    model = ScriptedModel([[called("look_up", turn="it")], saying(words)])
+    async with session(store).turn(request_id="r", ttl=TTL) as turn:
+        await begin(turn, "attempt")
+        ours = DistributedSession("t", store)
+        agent = Agent(name="crew", model=model, tools=[look_up])
+        said = stream(turn, Runner.run_streamed(agent, QUESTION, session=ours, run_config=QUIET))
+        try:
+            async with turn.stoppable():
+                async for _ in said:
+                    pass
+        except Stopped:
+            await ours.add_items([{"role": "assistant", "content": said.text}])
+        turn.outcome = said.text
+
+
+async def kept(store: AsyncStateStore) -> list[str]:
+    return [turn_of(item) for item in await DistributedSession("t", store).get_items()]
+
+
+async def speak(**arguments: Any) -> None:
+    await fall_silent(serve, **arguments)
 
 
 if __name__ == "__main__":

@@ -5,21 +5,29 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext
+from datetime import datetime
+from math import nan
 from pathlib import Path
 from typing import Any
 
 import pytest
 from controls import sabotage
+from following import plain, shown
 from frameworks import theirs
 from frameworks.examples import run_examples
-from frameworks.langgraph_crew import config_of, graph_on
+from frameworks.langgraph_crew import State, config_of, graph_on, think
+from langchain_core.messages import AIMessage, ToolMessage
 from langgraph.checkpoint.conformance import validate
 from langgraph.checkpoint.conformance.capabilities import ALL_CAPABILITIES
 from langgraph.checkpoint.conformance.initializer import checkpointer_test
+from langgraph.config import get_stream_writer
+from langgraph.graph import MessagesState, StateGraph
 
 from distributed_state import AsyncStateStore, Conflict, Encryption, InvalidValue, KeyRing, Locked, StateStore
-from distributed_state.adapters.langgraph import DistributedStateSaver, DistributedStateStore
+from distributed_state.adapters.langgraph import DistributedStateSaver, DistributedStateStore, stream
+from distributed_state.results import Chunk
 
 # Of the archive of langgraph: what persists. Streams, retries, remote graphs and the like only have a saver at hand.
 PERSISTENCE = (
@@ -213,6 +221,59 @@ def test_an_exclusive_saver_saves_only_what_is_held(settings: dict[str, Any]) ->
         assert asyncio.run(run())["log"][-1] == "re:three"
 
 
+def test_a_turn_gives_the_answer_to_a_repeated_request_and_begins_a_deleted_thread_again(
+    savers: tuple[DistributedStateSaver, DistributedStateSaver],
+) -> None:
+    def answered(saver: DistributedStateSaver, request: str) -> tuple[bool, Any]:
+        with saver.turn(config_of("t"), request_id=request) as turn:
+            if not turn.repeated:
+                turn.outcome = graph_on(saver).invoke({"log": [request]}, config_of("t"))["log"]
+        return turn.repeated, turn.outcome
+
+    one, other = savers
+    assert answered(one, "r1") == (False, ["r1", "re:r1"])
+    assert answered(other, "r1") == (True, ["r1", "re:r1"])
+    one.delete_thread("t")
+    assert answered(other, "r2") == (False, ["r2", "re:r2"])
+    assert graph_on(one).get_state(config_of("t")).values["log"] == ["r2", "re:r2"]
+
+
+@pytest.mark.parametrize("exclusive", [True, False])
+def test_nodes_that_run_at_the_same_time_save_under_the_turn(settings: dict[str, Any], exclusive: bool) -> None:
+    """LangGraph saves what they wrote from the threads in which they ran, outside of the run's context."""
+    with StateStore.open(**settings) as store:
+        saver = DistributedStateSaver(store, exclusive=exclusive)
+        builder = StateGraph(State)
+        for name in ("one", "two", "three"):
+            builder.add_node(name, think)
+            builder.add_edge("__start__", name)
+        graph = builder.compile(checkpointer=saver)
+        for asked in ("a", "b", "c"):
+            with saver.turn(config_of("t")) if exclusive or asked == "b" else nullcontext():
+                assert graph.invoke({"log": [asked]}, config_of("t"))["log"] == [asked]
+                assert graph.invoke({"log": ["and"]}, config_of("t"))["log"] == [asked, "and"]
+            saver.delete_thread("t")
+
+        async def run() -> Any:
+            async with saver.turn(config_of("t")):
+                return await graph.ainvoke({"log": ["d"]}, config_of("t"))
+
+        assert asyncio.run(run())["log"] == ["d"]
+
+
+def test_a_run_of_a_repeated_request_does_not_hold_its_thread(settings: dict[str, Any]) -> None:
+    with StateStore.open(**settings) as store:
+        saver = DistributedStateSaver(store, exclusive=True)
+        for _ in "twice":
+            with saver.turn(config_of("t"), request_id="r1") as turn:
+                if turn.repeated:
+                    with pytest.raises(Locked):
+                        graph_on(saver).invoke({"log": ["again"]}, config_of("t"))
+                else:
+                    turn.outcome = "done"
+        assert turn.repeated
+
+
 def test_both_apis_are_one_object_on_any_loop(settings: dict[str, Any]) -> None:
     async def both() -> Any:
         async with AsyncStateStore.open(**settings) as store:
@@ -365,3 +426,66 @@ async def _gone(memories: DistributedStateStore) -> bool:
             return True
         await asyncio.sleep(0.02)
     return False
+
+
+# Streaming a run
+
+
+async def each_of(*parts: Any) -> AsyncIterator[Any]:
+    for part in parts:
+        yield part
+
+
+def test_a_graph_shows_text_and_the_parts_of_all_modes_as_json_in_blocking_code_too() -> None:
+    calls = [{"name": "book", "args": {"city": "Oslo"}, "id": "c1"}]
+
+    def ask(state: Any) -> Any:
+        get_stream_writer()({"steps": {1, 2}, "at": datetime(2026, 1, 2), "size": nan})
+        return {"messages": [AIMessage("I book.", tool_calls=calls, id="m1"), ToolMessage("done", tool_call_id="c1")]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("ask", ask)
+    builder.set_entry_point("ask")
+    with StateStore.open(archive="memory") as store:
+        saver = DistributedStateSaver(store, exclusive=True)
+        graph = builder.compile(checkpointer=saver)
+        config = {"configurable": {"thread_id": "t"}, "metadata": {"plan": "xyzzy"}}
+        with saver.turn(config, request_id="r") as turn:
+            asked = {"messages": [("user", "Book!")]}
+            modes = ["messages", "updates", "custom"]
+            said = stream(turn, graph.stream(asked, config, stream_mode=modes, version="v2"))
+            yielded = list(said)
+            turn.outcome = said.text
+        parts = [part.data for part in store.session("langgraph/t").output("r", wait=5) if isinstance(part, Chunk)]
+    assert [part["type"] for part in yielded] == ["custom", "messages", "messages", "updates"]
+    assert said.text == "I book."
+    custom, text, called, result, update = parts
+    assert custom == {"type": "custom", "ns": [], "data": {"steps": [1, 2], "at": "2026-01-02T00:00:00", "size": None}}
+    assert text == "I book."
+    assert (called["type"], called["node"], called["data"]["tool_calls"][0]["args"]) == (
+        "messages", "ask", {"city": "Oslo"}
+    )  # fmt: skip
+    assert (result["data"]["type"], result["data"]["content"]) == ("tool", "done")
+    assert [each["id"] for each in update["data"]["ask"]["messages"]][:1] == ["m1"]
+    assert "xyzzy" in str(yielded)
+    assert "xyzzy" not in str(parts), "what a run is configured with is not for those who follow it"
+
+
+async def test_a_graph_streams_only_parts_that_name_their_mode() -> None:
+    async with AsyncStateStore.open(archive="memory") as store, store.session("s").turn() as turn:
+        with pytest.raises(InvalidValue, match="v2"):
+            [_ async for _ in stream(turn, each_of(("updates", {})))]
+
+
+async def test_a_part_that_cannot_be_shown_is_replaced_by_a_note_and_the_run_goes_on() -> None:
+    endless: dict[str, Any] = {"type": "custom"}
+    endless["data"] = endless
+    large = {"type": "custom", "data": "x" * 300_000}
+    async with AsyncStateStore.open(archive="memory") as store:
+        async with store.session("s").turn(request_id="r") as turn:
+            yielded = [part async for part in stream(turn, each_of(endless, large, {"type": "custom"}))]
+            turn.outcome = "done"
+        parts = plain(await shown(store.session("s"), "r"))
+    assert len(yielded) == 3
+    assert [list(part) for part in parts[:2]] == [["omitted"], ["omitted"]]
+    assert parts[2:] == [{"type": "custom"}, ("Ended", 1, "done")]

@@ -3,8 +3,8 @@
 from distributed_state.adapters.stores import lacking
 
 try:
-    from distributed_state.adapters.adk.service import DistributedSessionService, register
+    from distributed_state.adapters.adk.service import DistributedSessionService, register, stream
 except ImportError as error:
     raise lacking("adk", error) from error
 
-__all__ = ["DistributedSessionService", "register"]
+__all__ = ["DistributedSessionService", "register", "stream"]

@@ -20,7 +20,7 @@ completed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -49,13 +49,14 @@ from distributed_state import (
     InvalidValue,
     StateStore,
 )
-from distributed_state.adapters.stores import open_store, sessions_below
+from distributed_state.adapters.stores import Streamed, open_store, sessions_below
 
 UPDATED = "adk:updated"
 REVISION = "adk:revision"
 _OURS = "adk:"
 _APP, _USER, _TEMP = "app:", "user:", "temp:"
 _EVENT = "event"
+_USER_AUTHOR = "user"
 # Parts of an event that a model does not see: its author, its time, and its changes to the state.
 _ASIDE = {
     "id",
@@ -495,6 +496,40 @@ class DistributedSessionService(BaseSessionService):
         )
         session._storage_update_marker = str(fields[REVISION])  # noqa: SLF001 - as in ADK's own services
         return session
+
+
+# Streaming a run
+
+
+def stream(turn: Any, events: AsyncIterator[Event]) -> Streamed[Event]:
+    """Stream the events of a run into a turn; iterate over the return value, which yields the same events.
+
+    Example::
+
+        record = service.session_record(app_name="shop", user_id="ada", session_id="s1")
+        async with record.turn(request_id="r1") as turn:
+            answer = stream(turn, runner.run_async(user_id="ada", session_id="s1", new_message=question))
+            async for event in answer:
+                ...
+            turn.outcome = answer.text
+
+    Followers are shown the agents' texts as str, each once: with `StreamingMode.SSE` the deltas, otherwise whole texts.
+    Each event that is more than a delta of text follows as ADK's own JSON.
+    """
+    streaming = False  # whether the text of the next whole event was shown by its deltas
+
+    def shown(event: Event) -> Iterator[Any]:
+        nonlocal streaming
+        parts = (event.content.parts if event.content else None) or []
+        texts = [part.text for part in parts if part.text and not part.thought]
+        if event.author != _USER_AUTHOR and (event.partial or not streaming):
+            yield from texts
+        if not event.partial or len(texts) < len(parts):
+            yield dumped(event)
+        if event.author != _USER_AUTHOR:
+            streaming = bool(event.partial) and (streaming or bool(texts))
+
+    return Streamed(turn, events, shown)
 
 
 # Services by URI, for ADK's command line and web server

@@ -3,8 +3,8 @@
 from distributed_state.adapters.stores import lacking
 
 try:
-    from distributed_state.adapters.agno.databases import AsyncDistributedDb, DistributedDb
+    from distributed_state.adapters.agno.databases import AsyncDistributedDb, DistributedDb, stream
 except ImportError as error:
     raise lacking("agno", error) from error
 
-__all__ = ["AsyncDistributedDb", "DistributedDb"]
+__all__ = ["AsyncDistributedDb", "DistributedDb", "stream"]

@@ -6,16 +6,25 @@ call `others`.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import aclosing
 from functools import wraps
 from typing import Any
 
 from agno.db.base import AsyncBaseDb, BaseDb
+from agno.run.agent import RunEvent
+from agno.run.team import TeamRunEvent
 
-from distributed_state import AsyncStateStore, StateStore
-from distributed_state.adapters.agno.records import Records
-from distributed_state.adapters.stores import finish, open_store
+from distributed_state import AsyncSession, AsyncStateStore, Session, StateStore
+from distributed_state.adapters.agno.records import Records, joined
+from distributed_state.adapters.stores import Streamed, finish, open_store
+
+try:
+    from agno.run.background import _background_tasks
+except ImportError:  # not public; without it nothing waits until Agno has stored an interrupted run
+    _background_tasks = set()
 
 # Methods for sessions, runs and memories that only Agno's base class has: its refusal is correct.
 _BASE = {"to_dict", "from_dict", "close", "cancel_pending_run", "reassign_session_owner"}
@@ -95,9 +104,13 @@ class DistributedDb(_Blocking):  # type: ignore[misc] # the base is created abov
         # `names`: the names of Agno's tables, and the id of the database
         super().__init__(**names)
         self.others = others
-        self._work = Records(
-            open_store(store).aio, self.session_table_name, self.runs_table_name, self.memory_table_name
-        )
+        self._store = open_store(store)
+        self._work = Records(self._store.aio, self.session_table_name, self.runs_table_name, self.memory_table_name)
+
+    def session_record(self, session_id: str, *, user_id: str | None = None) -> Session:
+        """Return the store's session that holds a session of Agno, for its other operations. No I/O."""
+        record: Session = self._store.blocking.session(joined(self.session_table_name, session_id), user=user_id)
+        return record
 
     def table_exists(self, table_name: str) -> bool:
         """Return whether a table of this name can be used."""
@@ -111,11 +124,57 @@ class AsyncDistributedDb(_Async):  # type: ignore[misc] # the base is created ab
     def __init__(self, store: AsyncStateStore | StateStore, *, others: AsyncBaseDb | None = None, **names: Any) -> None:
         super().__init__(**names)
         self.others = others
-        self._work = Records(
-            open_store(store).aio, self.session_table_name, self.runs_table_name, self.memory_table_name
-        )
+        self._store = open_store(store)
+        self._work = Records(self._store.aio, self.session_table_name, self.runs_table_name, self.memory_table_name)
+
+    def session_record(self, session_id: str, *, user_id: str | None = None) -> AsyncSession:
+        """Return the store's session that holds a session of Agno, for its other operations. No I/O."""
+        return self._store.aio.session(joined(self.session_table_name, session_id), user=user_id)
 
     async def table_exists(self, table_name: str) -> bool:
         """Return whether a table of this name can be used."""
         ours = (self.session_table_name, self.runs_table_name, self.memory_table_name)
         return table_name in ours or (self.others is not None and bool(await self.others.table_exists(table_name)))
+
+
+# Streaming a run
+
+_CONTENT = (RunEvent.run_content.value, TeamRunEvent.run_content.value)
+
+
+def stream(turn: Any, events: Any) -> Streamed[Any]:
+    """Stream the events of a run into a turn; iterate over the return value, which yields the same events.
+
+    Example::
+
+        async with db.session_record("s1", user_id="ada").turn(request_id="r1") as turn:
+            run = agent.arun("A sauna, please", session_id="s1", user_id="ada", stream=True, stream_events=True)
+            answer = stream(turn, run)
+            async for event in answer:
+                ...
+            turn.outcome = answer.text
+
+    Followers are shown deltas of the answer as str, and other events, also those of a team's members, as Agno's JSON.
+    In a blocking turn, `events` come from `agent.run`.
+    """
+    return Streamed(turn, _stored(events) if hasattr(events, "__aiter__") else events, _shown)
+
+
+async def _stored(events: Any) -> AsyncIterator[Any]:
+    """The events; when they end, Agno has stored the run, for which it begins a task if the run is interrupted."""
+    others = set(_background_tasks)
+    try:
+        async with aclosing(events):
+            async for event in events:
+                yield event
+    finally:
+        loop = asyncio.get_running_loop()
+        saving = [task for task in _background_tasks - others if task.get_loop() is loop and "_persist" in repr(task)]
+        if saving:
+            await asyncio.wait(saving)
+
+
+def _shown(event: Any) -> Iterator[Any]:
+    content = getattr(event, "content", None)
+    is_delta = getattr(event, "event", "") in _CONTENT and isinstance(content, str) and not event.parent_run_id
+    yield content if is_delta else event.to_dict()

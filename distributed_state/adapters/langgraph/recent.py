@@ -10,13 +10,14 @@ Design: section 22.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar, copy_context
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed_state.adapters.langgraph.frames import Typed
 
+T = TypeVar("T")
 _THREADS = 10_000  # a kilobyte or two each; a run whose thread is evicted meanwhile is treated as a branch
 _OWN = 16
 _PARENTS = 2_000  # with 4 KiB of values each at most
@@ -74,6 +75,30 @@ class Seen:
 
 
 _seen: ContextVar[tuple[Seen, ...]] = ContextVar("distributed_state_langgraph_seen", default=())
+
+
+class Run:
+    """The context of a run, for calls that LangGraph makes outside of it: from the threads in which nodes have run.
+
+    It has the turn that holds the thread, and how the run found the thread: LangGraph takes the saver's methods,
+    and then reads the thread.
+    """
+
+    def __init__(self) -> None:
+        self.seen: tuple[Seen, ...] = ()
+        self._context = copy_context()
+        _begun.set((*_begun.get()[1 - _SEEN :], self))
+
+    def call(self, method: Callable[..., T], *given: Any, **named: Any) -> T:
+        """Call a method in the running context, if it is of a run, else in that of this run."""
+        return method(*given, **named) if _seen.get() else self._context.copy().run(self._within, method, given, named)
+
+    def _within(self, method: Callable[..., T], given: Any, named: Any) -> T:
+        _seen.set(self.seen)
+        return method(*given, **named)
+
+
+_begun: ContextVar[tuple[Run, ...]] = ContextVar("distributed_state_langgraph_runs", default=())
 
 
 class RecentThread:
@@ -144,6 +169,9 @@ class Recent:
         """Note how the running task or OS thread found this thread; `empty_at`: the version, without a checkpoint."""
         others = [each for each in _seen.get() if not self._is(each, thread_id)]
         _seen.set((*others[1 - _SEEN :], Seen(self._mark, thread_id, begun_after, empty_at)))
+        for run in _begun.get():
+            run.seen = _seen.get()
+        _begun.set(())
 
     def seen(self, thread_id: str) -> Seen | None:
         """The thread's state at this run's last look, None if the run has not looked at it."""

@@ -10,12 +10,13 @@ Design: section 22.
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import lru_cache, partial, wraps
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
+from langchain_core.messages import AIMessage
 from langgraph.checkpoint.base import (
     BaseCheckpointSaver,
     ChannelVersions,
@@ -28,13 +29,33 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from distributed_state import AsyncSession, AsyncStateStore, InvalidValue, Locked, StateStore
 from distributed_state.adapters.langgraph import checkpoints
-from distributed_state.adapters.langgraph.recent import Addressed, Recent
+from distributed_state.adapters.langgraph.recent import Addressed, Recent, Run
 from distributed_state.adapters.langgraph.threads import Thread, id_of, namespace_of, thread_of
-from distributed_state.adapters.stores import Opening, ending, finish, open_store
+from distributed_state.adapters.stores import Opening, Streamed, ending, finish, open_store
 
 _held: ContextVar[frozenset[str]] = ContextVar("distributed_state_langgraph_turns", default=frozenset())
 RunnableConfig = Any  # langchain_core's TypedDict; only "configurable" is read
 _HANDLES = 1000
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _OfTheRun:
+    """A method that runs in the context in which it was taken from its object: see `Run`."""
+
+    def __init__(self, method: Any) -> None:
+        self._method = method
+
+    def __get__(self, saver: Any, kind: type | None = None) -> Any:
+        if saver is None:
+            return self._method
+        method = self._method.__get__(saver)
+        run = Run()
+        return wraps(method)(partial(run.call, method))
+
+
+def of_the_run(method: F) -> F:
+    """Let a method of the saver run in the context of the run that took it."""
+    return cast(F, _OfTheRun(method))
 
 
 class DistributedStateSaver(BaseCheckpointSaver[str]):
@@ -100,15 +121,28 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
     def setup(self) -> None:
         """Do nothing: the store creates its tables when it is opened. Other savers require this call."""
 
-    def turn(self, config: RunnableConfig, *, ttl: float = 30.0, wait: float = 5.0) -> Turn:
+    def turn(
+        self,
+        config: RunnableConfig,
+        *,
+        request_id: str | None = None,
+        ttl: float = 30.0,
+        wait: float = 5.0,
+        **options: Any,
+    ) -> Turn:
         """Hold a thread for one run: `with saver.turn(config): graph.invoke(..., config)`, or `async with`.
 
         Other workers that want to run the thread wait, for at most `wait` seconds (LockTimeout), and then continue from
         the state that this run left. The lease is renewed while the process lives; if it is still lost, later saves of
         the run are refused (Fenced). With `exclusive=True`, saves to a thread that is not held are refused (Locked).
+
+        The `with` gives a turn of the thread's session, `store.session(prefix + thread_id)`; `options` are further ones
+        of `session.turn`. Checkpoints that the run saves are commits of their own, under the turn's lease. A run whose
+        turn is `repeated` is not run again: its result is `turn.outcome`.
         """
-        options = {**self._lives, "user": owner_of(config, self.user)}
-        return Turn(self._store, self.prefix + thread_of(config), options, ttl, wait)
+        lives = {**self._lives, "user": owner_of(config, self.user)}
+        asked = {"request_id": request_id, "ttl": ttl, "wait": wait, "revive": True, **options}
+        return Turn(self._store, self.prefix + thread_of(config), lives, asked)
 
     # Reading
 
@@ -191,6 +225,7 @@ class DistributedStateSaver(BaseCheckpointSaver[str]):
         named = {"thread_id": thread.id, "checkpoint_ns": namespace, "checkpoint_id": Addressed(checkpoint["id"])}
         return {"configurable": named}
 
+    @of_the_run
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
@@ -302,38 +337,77 @@ class Turn:
     """The time in which one run holds its thread, for the sync and the asyncio API."""
 
     def __init__(
-        self, store: AsyncStateStore | StateStore, record_id: str, options: Mapping[str, Any], ttl: float, wait: float
+        self, store: AsyncStateStore | StateStore, record_id: str, lives: Mapping[str, Any], asked: Mapping[str, Any]
     ) -> None:
         self._store = store
         self._id = record_id
-        self._options = options
-        self._times = {"ttl": ttl, "wait": wait}
+        self._lives = lives
+        self._asked = asked
         self._before: frozenset[str] = frozenset()
 
-    def _begin(self, lease: Any) -> Any:
+    def _begin(self, turn: Any) -> Any:
         self._before = _held.get()
-        _held.set(self._before | {self._id})
-        return lease
+        if not turn.repeated:
+            _held.set(self._before | {self._id})
+        return turn
 
     def __enter__(self) -> Any:
-        self._lease: Any = self._store.blocking.session(self._id, **self._options).lock(**self._times)
-        return self._begin(self._lease.__enter__())
+        self._turn: Any = self._store.blocking.session(self._id, **self._lives).turn(**self._asked)
+        return self._begin(self._turn.__enter__())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _held.set(self._before)
-        self._lease.__exit__(kind, error, trace)
+        self._turn.__exit__(kind, error, trace)
 
     async def __aenter__(self) -> Any:
-        self._lease = self._store.aio.session(self._id, **self._options).lock(**self._times)
-        return self._begin(await self._lease.__aenter__())
+        self._turn = self._store.aio.session(self._id, **self._lives).turn(**self._asked)
+        return self._begin(await self._turn.__aenter__())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _held.set(self._before)
-        await self._lease.__aexit__(kind, error, trace)
+        await self._turn.__aexit__(kind, error, trace)
+
+
+def stream(turn: Any, parts: Any) -> Streamed[Any]:
+    """Stream what a graph yields into a turn; iterate over the result, which yields the same parts.
+
+    Example::
+
+        async with saver.turn(config, request_id="r1") as turn:
+            answer = stream(turn, graph.astream(question, config, stream_mode=["messages"], version="v2"))
+            async for part in answer:
+                ...
+            turn.outcome = answer.text
+
+    `parts` come from `graph.astream(..., version="v2")`, or from `graph.stream` in a blocking turn. Followers are shown
+    the text of a model's messages as str; other messages, and what else a model's message has, as `{"type": "messages",
+    "ns": [...], "node": ..., "data": <message>}`; parts of other modes as LangGraph yields them, with values as JSON.
+    """
+    return Streamed(turn, parts, _shown)
+
+
+def _shown(part: Any) -> Iterator[Any]:
+    if not isinstance(part, dict) or "type" not in part:
+        raise InvalidValue(f'stream takes what graph.astream(..., version="v2") yields, not {part!r:.80}')
+    if part["type"] != "messages":
+        yield part
+        return
+    message, metadata = part["data"]
+    if isinstance(message, AIMessage):
+        yield str(message.text)
+    if not isinstance(message, AIMessage) or _has_more(message):
+        # Without the rest of the metadata: a run's config is in it, which is not for those who follow.
+        yield {"type": "messages", "ns": part["ns"], "node": metadata.get("langgraph_node"), "data": message}
+
+
+def _has_more(message: AIMessage) -> bool:
+    """Whether a model's message, or a part of it, has more than text."""
+    calls = [*message.tool_calls, *message.invalid_tool_calls, *getattr(message, "tool_call_chunks", ())]
+    return bool(calls) or any(isinstance(each, dict) and each.get("type") != "text" for each in message.content)
 
 
 def demand_held(record_id: str) -> None:
