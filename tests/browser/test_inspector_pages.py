@@ -6,10 +6,10 @@ The pictures in docs/pictures are of these pages.
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,15 @@ import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from clocks import moved_by_hand
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from pages_seen import Picture, Watched
+from playwright.sync_api import Browser, expect
 from serving import served
 
-from distributed_state import Fenced, LockTimeout, StateStore
+from distributed_state import Fenced, LockTimeout, StateStore, Stopped
 from distributed_state.programs.inspector import PATH, Tickets, inspector
 from distributed_state.programs.service import Access, Service, callers_policy
 from distributed_state.programs.service.authentication import Authentication
 
-PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 KEY = "k" * 43
 PLACE = f"{PATH}/conversations/trip-to-bergen"
 HELD = "held"
@@ -123,11 +123,20 @@ class Held:
 class Opened:
     """A service with the inspector, on real servers, and a store beside it."""
 
-    def __init__(self, http: httpx.Client, store: StateStore, tickets: Tickets) -> None:
+    def __init__(
+        self, http: httpx.Client, store: StateStore, tickets: Tickets, another: Callable[..., StateStore]
+    ) -> None:
         self.url = str(http.base_url).rstrip("/")
         self.store = store
         self.tickets = tickets
         self.http = http
+        self.another = another
+
+    def reader(self) -> str:
+        """A token that only reads."""
+        given = {"all_tenants": True, "rights": ["read"], "actor": "ada"}
+        made = self.http.post("/v1/tokens", headers={"Authorization": f"Bearer {KEY}"}, json=given)
+        return str(made.json()["token"])
 
     def asked_to_take_over(self) -> str:
         """The page that asks whether a lease is taken over, of one that is held for the rest of these tests."""
@@ -152,44 +161,7 @@ def opened(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
     ):
         fill(store)
         store.admin.archive()
-        yield Opened(http, store, tickets)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    assert chromium, "these tests need chromium: apt-get install chromium"
-    with sync_playwright() as playwright:
-        # Root has no sandbox; what is opened here is ours.
-        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-class Watched:
-    """A page, and what went wrong on it: errors on its console, requests to others than its server."""
-
-    def __init__(self, page: Page, url: str) -> None:
-        self.page = page
-        self.wrong: list[str] = []
-        page.on("console", lambda said: self.wrong.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        page.on("request", lambda sent: None if sent.url.startswith(url) else self.wrong.append(sent.url))
-
-
-Picture = Callable[[Page, str], None]
-
-
-@pytest.fixture
-def picture(pytestconfig: pytest.Config) -> Picture:
-    """Makes the picture of a page anew, if the option says so."""
-
-    def take(page: Page, name: str) -> None:
-        if pytestconfig.option.pictures:
-            PICTURES.mkdir(exist_ok=True)
-            page.screenshot(path=PICTURES / f"inspector-{name}.png")
-
-    return take
+        yield Opened(http, store, tickets, partial(StateStore.open, url, archiver=False, **place))
 
 
 @pytest.fixture(params=["light", "dark"])
@@ -216,7 +188,7 @@ def test_each_page_is_usable_by_everybody_and_loads_nothing_from_others(
     assert found.violations_count == 0, found.generate_report()
     assert watched.wrong == []
     if scheme == "light" and name in ("find", "conversation", "graph", "turn", "difference", "fleet"):
-        picture(watched.page, name)
+        picture(watched.page, f"inspector-{name}")
     watched.page.context.close()
 
 
@@ -397,10 +369,158 @@ def test_events_are_seen_as_they_happen_without_a_reload(browser: Browser, opene
     expect(row).to_contain_text("<b>ada</b>")
     held = Held(opened.store, "trip-to-bergen")
     expect(page.locator("#held tbody tr").filter(has_text="trip-to-bergen")).to_contain_text("1, the first for")
-    picture(page, "live")
+    picture(page, "inspector-live")
     held.end()
     row.get_by_role("link").click()
     expect(page.get_by_role("heading", name="trip-to-bergen")).to_be_visible()
+    assert watched.wrong == []
+    page.context.close()
+
+
+def test_the_output_of_a_turn_is_seen_while_it_runs(browser: Browser, opened: Opened) -> None:
+    session = opened.store.session("trip-that-speaks")
+    session.create({})
+    watched = opened_page(browser, opened)
+    page = watched.page
+    page.goto(f"{opened.url}{PATH}/conversations/trip-that-speaks")
+    state, output = page.locator("#turn"), page.locator("#output")
+    expect(state).to_have_text("No turn runs")
+    expect(output).to_be_hidden()
+    with suppress(ZeroDivisionError), session.turn(request_id="r1") as turn:
+        turn.stream("<b>There")
+        turn.stream(" are</b>")
+        turn.stream({"tool": "<i>hotels</i>"})
+        turn.stream(b"\0\1")
+        turn.flush()
+        expect(state).to_have_text("A turn runs")
+        expect(output.locator("p")).to_have_text(
+            ["<b>There are</b>", '{"tool":"<i>hotels</i>"}', "bytes AAE="]
+        )  # fmt: skip
+        raise ZeroDivisionError
+    expect(output.locator("p").last).to_have_text("Failed: nothing was written")
+    with session.turn(request_id="r1") as turn:
+        turn.stream("y" * 10_000)
+        turn.stream("Two hotels.")
+        turn.flush()
+        expect(output.locator("p").nth(4)).to_contain_text("Begun again")
+        expect(output.locator(".old")).to_have_count(4)
+        said = output.locator("p").last
+        expect(said).to_contain_text("Two hotels.")
+        assert len(said.text_content() or "") == 8001, "as much as of a message, and a mark"
+        turn["city"] = "Bergen"
+        turn.outcome = {"hotels": 2}
+    expect(output.locator("p").last).to_have_text('Ended: written as version 2, outcome {"hotels":2} show version 2')
+    expect(state).to_have_text("No turn runs")
+    with session.turn(request_id="r2") as turn:
+        turn.stream("Another")
+        turn.flush()
+        expect(output.locator("p")).to_have_text(["Another"])
+    expect(output.locator("p").last).to_have_text("Ended: written as version 3 show version 3")
+    with session.turn() as turn:
+        turn.stream("It changes nothing")
+    expect(output.locator("p")).to_have_text(["It changes nothing", "Ended: nothing was written"])
+    assert watched.wrong == []
+    page.context.close()
+
+
+def test_output_that_is_missing_is_marked_and_a_page_shows_the_last_parts(browser: Browser, opened: Opened) -> None:
+    with opened.another(output_bytes=64 * 1024) as store:
+        session = store.session("trip-of-many-words")
+        session.create({})
+        watched = opened_page(browser, opened)
+        page = watched.page
+        with session.turn() as turn:
+            for number in range(500):
+                turn.stream({"number": number, "text": "x" * 400})
+                turn.flush()
+            page.goto(f"{opened.url}{PATH}/conversations/trip-of-many-words")
+            parts = page.locator("#output p")
+            expect(parts.first).to_have_text("Output is missing here")
+            for number in range(300):
+                turn.stream({"number": number, "text": "y" * 400})
+            turn.flush()
+            expect(parts.last).to_contain_text('"number":299')
+            expect(parts.last).to_contain_text("more characters")
+            expect(parts).to_have_count(200)
+            expect(parts.first).to_have_text("Earlier output is not shown")
+        assert watched.wrong == []
+        page.context.close()
+
+
+def test_a_turn_is_stopped_by_the_second_click(browser: Browser, opened: Opened, picture: Picture) -> None:
+    session = opened.store.session("trip-that-is-stopped", user="ada")
+    session.create({"city": "Oslo"})
+    session.append({"role": "user", "content": "Which hotels are there in Bergen?"})
+    opened.store.admin.archive()
+    watched, reading = (opened_page(browser, opened, token=each) for each in (KEY, opened.reader()))
+    page = watched.page
+    for each in (page, reading.page):
+        each.goto(f"{opened.url}{PATH}/conversations/trip-that-is-stopped")
+    stop = page.locator("#stop")
+    expect(page.locator("#turn")).to_have_text("No turn runs")
+    expect(stop).to_be_hidden()
+    with session.turn(request_id="r1") as turn:
+        turn.stream({"tool": "search_hotels", "city": "Bergen"})
+        turn.stream("There are two hotels that fit: Bryggen, by the harbour, and ")
+        turn.flush()
+        expect(reading.page.locator("#output")).to_contain_text("two hotels")
+        expect(reading.page.locator("#turn")).to_have_text("A turn runs")
+        expect(reading.page.locator("#stop")).to_have_count(0)
+        session.post({"role": "user", "content": "One with a sauna, please."}, request_id="r2")
+        expect(page.locator("#inbox")).to_contain_text("One with a sauna")
+        expect(stop).to_have_text("Stop the turn")
+        stop.dblclick()
+        expect(stop).to_have_text("Stop the turn? Click again")
+        assert not turn.stopping, "it was only asked"
+        assert Axe().run(page).violations_count == 0, Axe().run(page).generate_report()
+        page.set_viewport_size({"width": 1100, "height": 440})
+        picture(page, "inspector-turn-live")
+        stop.click()
+        expect(page.locator("#output p").last).to_have_text("Asked to stop: requested in the inspector")
+        with pytest.raises(Stopped), turn.stoppable():
+            threading.Event().wait(30)
+        turn.append({"role": "assistant", "content": "There are two hotels that fit"})
+    expect(page.locator("#output p").last).to_contain_text("Ended: written as version 4")
+    expect(stop).to_be_hidden()
+    page.get_by_role("link", name="show version 4").click()
+    expect(page.get_by_text("State at version 4")).to_be_visible()
+    assert (watched.wrong, reading.wrong) == ([], [])
+    for each in (page, reading.page):
+        each.context.close()
+
+
+def test_the_inbox_is_seen_as_it_changes_and_the_slider_leaves_it(browser: Browser, opened: Opened) -> None:
+    session = opened.store.session("trip-with-messages")
+    session.create({"city": "Oslo"})
+    session.set("city", "Bergen")
+    opened.store.admin.archive()
+    watched = opened_page(browser, opened)
+    page = watched.page
+    page.goto(f"{opened.url}{PATH}/conversations/trip-with-messages")
+    inbox, state = page.locator("#inbox"), page.locator("#turn")
+    expect(inbox).to_have_text("The inbox is empty.")
+    expect(state).to_have_text("No turn runs")
+    for text in ("<b>first</b>", "second", "third"):
+        session.post({"role": "user", "content": text}, request_id=f"id-{text}")
+    expect(inbox).to_contain_text("3 messages wait")
+    expect(inbox.locator("li").first).to_contain_text("<b>first</b>")
+    expect(inbox.locator("li").first).to_contain_text("request id-<b>first</b>")
+    session.withdraw(2)
+    expect(inbox).to_contain_text("2 messages wait")
+    with session.turn(request_id="r") as turn:
+        turn.stream("I look")
+        turn.take()
+        page.get_by_role("slider").focus()
+        page.keyboard.press("Home")
+        expect(page.get_by_text("State at version 1")).to_be_visible()
+        turn.stream(" for it")
+        turn.flush()
+        expect(page.locator("#output p")).to_have_text(["I look for it"])
+        page.go_back()
+        expect(page.get_by_text("Present state")).to_be_visible()
+        turn.stream(".")
+    expect(page.locator("#output p").first).to_have_text("I look for it.")
+    expect(inbox).to_have_text("The inbox is empty.")
     assert watched.wrong == []
     page.context.close()
 

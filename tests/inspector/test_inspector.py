@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -16,12 +17,12 @@ from typing import Any
 
 import httpx
 import pytest
-from below import until
+from below import tiers, until
 from clocks import moved_by_hand
 from starlette.requests import Request
 from tenants import Served, opened
 
-from distributed_state import AsyncStateStore, Fenced, StateStore, tool
+from distributed_state import AsyncStateStore, Fenced, StateStore, Stopped, tool
 from distributed_state.errors import StateError
 from distributed_state.programs.inspector import PATH, Tickets, app, inspector, pages
 from distributed_state.programs.inspector.conversation import Budget, tree, trees
@@ -154,10 +155,13 @@ async def test_a_tenant_sees_its_own_alone() -> None:
         assert (await browser.get("/fleet")).status_code == 403
         every = Browser(browser.served, await browser.served.token("", *RIGHTS))
         assert "evil:c" in (await every.get("/")).text, "the negative control"
+        await tiers(store).maintenance.begin(60, "ada", "new <b>Valkey</b>")
         shown = await every.get("/fleet")
         assert shown.status_code == 200
         for part in ("Partitions", "Hot, in the replicas", "Warm, Redis", "Cold, SQL", "Entries refused by SQL"):
             assert part in shown.text
+        assert "<p>maintenance until 2" in shown.text
+        assert "announced by ada: new &lt;b&gt;Valkey&lt;/b&gt;</p>" in shown.text
         rows = (await browser.served.ask("GET", "/v1/tenants", every.headers["Cookie"].partition("=")[2])).json()[
             "tenants"
         ]
@@ -293,6 +297,64 @@ async def test_a_version_names_its_worker_and_the_graph_says_what_came_of_what()
         assert many.count("<circle") == 60
         assert "top=11" in many
         assert (await browser.get("/conversations/acme:many/graph?top=11")).text.count("<circle") == 11
+
+
+async def test_what_waits_in_the_inbox_is_shown_as_text_and_a_full_one_hides_nothing_else() -> None:
+    async with looked_at("read") as (store, browser):
+        session = store.session("acme:c")
+        assert "The inbox is empty" in (await browser.get("/conversations/acme:c")).text
+        await session.post({"role": "user", "content": f"wait {EVIL}" + "x" * 9000}, request_id=EVIL)
+        for path in ("/conversations/acme:c", "/conversations/acme:c/inbox"):
+            shown = (await browser.get(path)).text
+            assert "1 message waits in the inbox" in shown
+            assert re.search(r"no\. 1 · \d{4}-\d\d-\d\d [\d:]{8} · request &lt;script&gt;alert", shown)
+            assert "wait &lt;script&gt;alert" in shown
+            assert "more characters" in shown
+            assert "<script>alert" not in shown
+        for number in range(40):
+            await session.post({"role": "user", "content": f"hello {number}."})
+        shown = (await browser.get("/conversations/acme:c/inbox")).text
+        assert "41 messages wait in the inbox; these are the first 30" in shown
+        assert ("hello 28." in shown, "hello 29." in shown) == (True, False)
+        stranger = Browser(browser.served, None)
+        for part in ("inbox", "output"):
+            assert (await browser.get(f"/conversations/evil:c/{part}")).status_code == 403
+            assert (await stranger.get(f"/conversations/acme:c/{part}")).status_code in (303, 401)
+
+
+async def test_an_inbox_too_large_for_a_page_hides_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with looked_at() as (store, browser):
+        await store.session("acme:c").post({"role": "user", "content": "x" * 100_000})
+        monkeypatch.setattr(pages, "_LARGEST", 50_000)
+        shown = await browser.get("/conversations/acme:c")
+        assert shown.status_code == 200
+        assert "The inbox cannot be shown: it is 0.1 MiB" in shown.text
+        assert "Bergen" in shown.text
+
+
+async def test_a_turn_is_stopped_by_who_may_write_from_a_page_of_ours() -> None:
+    async with looked_at() as (store, browser):
+        reader = Browser(browser.served, await browser.served.token("acme:", "read", "events", "admin"))
+        place = "/conversations/acme:c"
+        assert 'id="stop"' in (await browser.get(place)).text
+        assert 'id="stop"' not in (await reader.get(place)).text
+        idle = await browser.post(f"{place}/stop", {"x": ""})
+        assert (idle.status_code, idle.text) == (200, "no turn runs")
+        async with store.session("acme:c").turn() as turn:
+            refused = await reader.post(f"{place}/stop", {"x": ""})
+            assert (refused.status_code, "write" in refused.text) == (403, True), refused.text
+            foreign = await browser.post(f"{place}/stop", {"x": ""}, **{"Sec-Fetch-Site": "cross-site"})
+            assert foreign.status_code == 403
+            stranger = Browser(browser.served, None)
+            assert (await stranger.post(f"{place}/stop", {"x": ""})).status_code == 401
+            assert (await browser.get(f"{place}/stop")).status_code in (404, 405)
+            assert not turn.stopping
+            asking = asyncio.create_task(browser.post(f"{place}/stop", {"x": ""}))
+            with pytest.raises(Stopped, match="requested in the inspector"):
+                async with turn.stoppable():
+                    await asyncio.sleep(60)
+            asked = await asking
+            assert (asked.status_code, asked.text) == (200, "")
 
 
 async def gone(browser: Browser, place: str) -> bool:

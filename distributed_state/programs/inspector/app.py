@@ -54,6 +54,7 @@ from distributed_state.programs.inspector.pages import (
     token_page,
 )
 from distributed_state.programs.service import requests
+from distributed_state.programs.service.answers import PageFiles
 from distributed_state.programs.service.requests import NamedRoute
 from distributed_state.values import as_text
 
@@ -146,12 +147,8 @@ async def fleet(request: Request, api: Api) -> Response:
 
 async def _part(request: Request, api: Api, name: str) -> dict[str, Any]:
     """The rows of one part, or the reason why they are missing."""
-    try:
-        return {"rows": (await api.get(request, f"/v1/{name}")).json[name], "problem": ""}
-    except Refused as refused:
-        if refused.status in (401, 403):
-            raise
-        return {"rows": [], "problem": refused.detail}
+    found, problem = await api.part(request, f"/v1/{name}")
+    return {"rows": found[name] if found else [], "problem": problem}
 
 
 class Tier(NamedTuple):
@@ -216,12 +213,9 @@ async def live(request: Request, api: Api) -> Response:
 async def _held(request: Request, api: Api) -> dict[str, Any]:
     """A page of the held leases, or the reason why they cannot be listed."""
     query = {"limit": _SHOWN, "after": query_of(request).get("after")}
-    try:
-        found = (await api.get(request, "/v1/leases", query)).json
-    except Refused as refused:
-        if refused.status in (401, 403):
-            raise
-        return {"rows": [], "after": None, "time": 0.0, "problem": refused.detail}
+    found, problem = await api.part(request, "/v1/leases", query)
+    if not found:
+        return {"rows": [], "after": None, "time": 0.0, "problem": problem}
     mine = _mine(request)
     rows = [_row(each, mine, request.scope["root_path"]) for each in found["leases"]]
     return {"rows": rows, "after": found["after"], "time": found["time"], "problem": ""}
@@ -332,10 +326,9 @@ register_url_convertor("kind", _Kind())
 register_url_convertor("steering", _Steering())
 PATH = "/inspect"
 _USED = "This one-time link was already used. Run `distributed-state inspect` again for a new one."
-_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
-_STATIC = {
-    each.name: each.read_bytes() for each in files("distributed_state.programs.inspector").joinpath("static").iterdir()
-}
+_STATIC = PageFiles(
+    files("distributed_state.programs.inspector").joinpath("static"), HEADERS | {"Cache-Control": "max-age=3600"}
+)
 Page = Callable[[Request, Api], Awaitable[Response]]
 _ONE, _LEASE = "/conversations/{id}", "/leases/{kind:kind}/{id}/{token:number}/{what:steering}"
 _PAGES: tuple[tuple[str, str, Page], ...] = (
@@ -343,6 +336,8 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", _ONE, conversation.read),
     ("GET", _ONE + "/difference", conversation.difference),
     ("GET", _ONE + "/graph", conversation.graph),
+    ("GET", _ONE + "/inbox", conversation.inbox),
+    ("POST", _ONE + "/stop", conversation.stop),
     ("GET", _ONE + "/{what:change}", conversation.ask),
     ("POST", _ONE + "/{what:change}", conversation.do),
     ("GET", "/live", live),
@@ -376,7 +371,7 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
             *_streams(api),
             *(route(*each) for each in _PAGES),
             Route("/enter", enter),
-            Route("/static/{name}", _static),
+            Route("/static/{name}", _STATIC.serve),
         ],
         exception_handlers={HTTPException: _unknown},
     )
@@ -402,20 +397,14 @@ async def _unknown(request: Request, error: Exception) -> Response:
     return page(request, "refused", status=status, detail="There is no such page.")
 
 
-async def _static(request: Request) -> Response:
-    name = request.path_params["name"]
-    if name not in _STATIC:
-        raise HTTPException(404)
-    kind = _TYPES[name.rpartition(".")[2]]
-    return Response(_STATIC[name], headers=HEADERS | {"Cache-Control": "max-age=3600"}, media_type=kind)
-
-
 # Answers that are passed on as they arrive
 
 
 def _streams(api: Api) -> list[Route]:
     """The routes whose answers are passed on as they arrive."""
-    apps = {"/live/events": _events, _ONE + "/export": _export, _ONE + "/field": _field}
+    apps = {
+        "/live/events": _events, _ONE + "/output": _output, _ONE + "/export": _export, _ONE + "/field": _field,
+    }  # fmt: skip
     return [NamedRoute(path, _Readable(partial(app, api)), methods=["GET"]) for path, app in apps.items()]
 
 
@@ -445,10 +434,21 @@ async def _events(api: Api, scope: Scope, receive: Receive, send: Send) -> None:
         await send(message)
 
     request = Request(scope)
-    if scope["method"] == "HEAD":  # otherwise the next request on this connection waits for the stream's end
-        await Response(headers=HEADERS)(scope, receive, send)
-        return
-    await api.stream(request, "/v1/events", [*query_of(request).items()])(scope, receive, unnamed)
+    await _follow(api, request, "/v1/events", query_of(request), receive, unnamed)
+
+
+async def _output(api: Api, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer with the output of a conversation's turns, and with what else happens to it."""
+    request = Request(scope)
+    path = named("/v1/conversations/{}/output", request.path_params["id"])
+    await _follow(api, request, path, {"notices": "true"}, receive, send)
+
+
+async def _follow(api: Api, request: Request, path: str, query: dict[str, str], receive: Receive, send: Send) -> None:
+    app: ASGIApp = api.stream(request, path, [*query.items()])
+    if request.method == "HEAD":  # otherwise the next request on this connection waits for the stream's end
+        app = Response(headers=HEADERS)
+    await app(request.scope, receive, send)
 
 
 async def _export(api: Api, scope: Scope, receive: Receive, send: Send) -> None:

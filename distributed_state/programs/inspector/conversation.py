@@ -62,8 +62,10 @@ async def read(request: Request, api: Api) -> Response:
     place, version, top = _place(request), _number(request, "version"), _number(request, "top")
     seen = {"version": version, "before": _number(request, "before"), "limit": _MESSAGES}
     below = {"before": None if top is None else top + 1, "limit": _VERSIONS}
-    state, versions, checkpoints, branches = await asyncio.gather(
+    state, waiting, caller, versions, checkpoints, branches = await asyncio.gather(
         api.get(request, f"{place}/overview", seen),
+        _waiting(request, api, place),
+        api.get(request, "/v1/caller"),
         _optional(api.get(request, f"{place}/timeline", below)),
         _optional(api.get(request, f"{place}/checkpoints", {"order": "desc", "limit": _MARKS})),
         _optional(api.get(request, f"{place}/branches")),
@@ -79,6 +81,7 @@ async def read(request: Request, api: Api) -> Response:
         history=[each | {"what": _what(each)} for each in rows], below=_below(rows), checkpoints=named, branches=apart,
         drawn=line_of(now["newest"], named, apart, now["version"]),
         spent=spent(await _times(request, api, place, now["version"], rows)),
+        waiting=waiting, may_stop="write" in caller.json["rights"],
     )  # fmt: skip
 
 
@@ -127,6 +130,24 @@ async def graph(request: Request, api: Api) -> Response:
         rows=rows, below=_below(rows), top=top, checkpoints=checkpoints,
         most_checkpoints=_CHECKPOINTS, branches=branches, forks=forks,
     )  # fmt: skip
+
+
+async def inbox(request: Request, api: Api) -> Response:
+    """The messages that wait for a turn."""
+    waiting = await _waiting(request, api, _place(request))
+    return page(request, "inbox", id=request.path_params["id"], waiting=waiting)
+
+
+async def _waiting(request: Request, api: Api, place: str) -> dict[str, Any]:
+    """The first inputs of the inbox, and how many there are, or the reason why they are missing."""
+    found, problem = await api.part(request, f"{place}/inbox")
+    inputs = found["inputs"] if found else []
+    rows = [
+        message_shown(each["message"] | {"number": each["number"], "timestamp": each["time"]})
+        | {"request": each["request_id"]}
+        for each in inputs[:_MESSAGES]
+    ]
+    return {"rows": rows, "count": len(inputs), "problem": problem}
 
 
 async def difference(request: Request, api: Api) -> Response:
@@ -193,6 +214,18 @@ async def do(request: Request, api: Api) -> Response:
         await api.ask(request, "DELETE", f"{place}/everything")
         return RedirectResponse(f"{root}/", 303, HEADERS)
     return RedirectResponse(conversation_page(id, root), 303, HEADERS)
+
+
+async def stop(request: Request, api: Api) -> Response:
+    """Ask the running turn to stop. A script reads the answer, so a refusal is a text as well."""
+    try:
+        await form(request)
+        given = {"reason": "requested in the inspector", "wait": 0}
+        done = (await api.ask(request, "POST", f"{_place(request)}/stop", given=given)).json
+        status, said = 200, "no turn runs" if done["state"] == "nothing ran" else ""
+    except Refused as refused:
+        status, said = refused.status, refused.detail
+    return Response(said.encode("utf-8", "backslashreplace"), status, HEADERS, media_type="text/plain")
 
 
 def _of_form(given: dict[str, str], name: str) -> int:

@@ -33,6 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distributed_state.errors import InvalidValue
 from distributed_state.programs.service import requests
+from distributed_state.programs.service.answers import page_headers
 from distributed_state.programs.service.connections import CONNECTION
 from distributed_state.values import as_text
 
@@ -83,6 +84,18 @@ class Api:
     async def get(self, request: Request, path: str, query: Mapping[str, Any] | None = None) -> Found:
         """Read this path, `/v1/...` with its parts quoted. Raises Refused."""
         return await self.ask(request, "GET", path, query)
+
+    async def part(self, request: Request, path: str, query: Mapping[str, Any] | None = None) -> tuple[Any, str]:
+        """The JSON of a part that does not hide other parts, or None and the reason why it is missing.
+
+        Raises Refused if the visitor may not see it.
+        """
+        try:
+            return (await self.get(request, path, query)).json, ""
+        except Refused as refused:
+            if refused.status in (401, 403):
+                raise
+            return None, refused.detail
 
     async def ask(
         self, request: Request, method: str, path: str, query: Mapping[str, Any] | None = None,
@@ -175,16 +188,7 @@ def _next(link: str | None) -> dict[str, str] | None:
     return dict(parse_qsl(query, errors="surrogatepass"))
 
 
-HEADERS = {
-    "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-    ),
-    "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-}
+HEADERS = page_headers()
 _templates = jinja2.Environment(
     loader=jinja2.PackageLoader("distributed_state.programs.inspector"),
     autoescape=True,
