@@ -18,8 +18,11 @@ def main() -> None:
         for name in ("SIGHUP", "SIGUSR1"):
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), lambda *_: None)
+    from distributed_state.programs import logs
     from distributed_state.programs.cli import main
 
+    if not sys.stderr.isatty():
+        logs.take_uncaught()
     main()
 
 

@@ -1,1 +1,1 @@
-"""Demos for newcomers, in one terminal, which run real servers and verify their own results."""
+"""Demos for newcomers, on real servers: the lifecycle, which verifies itself, and a chat to try in a browser."""

@@ -48,9 +48,9 @@ def lifecycle(plan: Plan, screen: Screen) -> Report:
     with ExitStack() as stack:
         folder = stack.enter_context(working_folder(plan.keep and plan.keep.resolve()))
         with screen.waiting("starting a server and three replicas"):
-            place, server = stack.enter_context(_place(plan, folder))
-            store = stack.enter_context(StateStore.open(**{**place, "beat": 0.0}))
-            them = stack.enter_context(fleet(NAMES, folder, place, plan.program))
+            settings, server = stack.enter_context(place(plan.url, plan.archive, folder))
+            store = stack.enter_context(StateStore.open(**{**settings, "beat": 0.0}))
+            them = stack.enter_context(fleet(NAMES, folder, settings, plan.program))
             them.start(*them)
         archive = without_password(plan.archive) if plan.archive else "SQLite"
         screen.open({each.name: each.of(START)[-1]["pid"] for each in them}, server, archive)
@@ -66,7 +66,7 @@ def lifecycle(plan: Plan, screen: Screen) -> Report:
         found = show.differences + differences(stream, audited, accounts)
         found += [f"{each.name}: ended with exit code {each.exit_code}" for each in them if each.exit_code]
         return Report(
-            namespace=place["namespace"],
+            namespace=settings["namespace"],
             steps=show.steps,
             events=[each.to_dict() for each in stream],
             replicas=[
@@ -243,12 +243,12 @@ def _stream(store: StateStore, known: set[str], seconds: float) -> list[Event]:
 
 
 @contextmanager
-def _place(plan: Plan, folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
+def place(url: str | None, archive: str | None, folder: Path) -> Iterator[tuple[dict[str, Any], str]]:
     """The settings of all stores, and the server's name; starts a server if none is given."""
-    with redis_server_unless(plan.url, folder / "redis") as (url, name):
+    with redis_server_unless(url, folder / "redis") as (used, name):
         settings = {
-            "url": url,
-            "archive": plan.archive or f"sqlite:///{folder / 'archive.db'}",
+            "url": used,
+            "archive": archive or f"sqlite:///{folder / 'archive.db'}",
             # The servers may hold other data, so each run has its own namespace.
             "namespace": f"demo-{uuid.uuid4().hex[:8]}",
             "beat": _BEAT,
