@@ -72,7 +72,8 @@ PAGES = (
         "remote", "The remote client", "The same names over HTTP.",
         "AsyncRemoteStore RemoteStore remote.record.AsyncRemoteRecord remote.blocking.RemoteRecord "
         "remote.session.AsyncRemoteSession remote.blocking.RemoteSession remote.record.AsyncRemoteItems "
-        "remote.blocking.RemoteItems remote.record.RemoteTransaction remote.session.RemoteTurn",
+        "remote.blocking.RemoteItems remote.record.RemoteTransaction remote.session.AsyncRemoteTurn "
+        "remote.blocking.RemoteTurn remote.session.AsyncRemoteOutput remote.blocking.RemoteOutput",
     ),
     PythonPage("results", "Results", "The classes of the values that methods return.", "results"),
 )  # fmt: skip

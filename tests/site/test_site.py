@@ -15,6 +15,7 @@ import docs_reference
 import docs_servers
 import docs_tables
 import pytest
+import yaml
 from docs_looking import Site
 from generate_blocking import INNER
 from mkdocs.commands.build import build
@@ -48,6 +49,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
 def test_every_link_leads_somewhere(site: Site) -> None:
     assert len(site.pages) > 30
     assert not list(site.broken())
+
+
+def test_every_alert_leads_to_its_runbook(site: Site) -> None:
+    address = yaml.safe_load(CONFIG.read_text())["site_url"]
+    for rule in docs_metrics.rules():
+        page, _, place = rule["annotations"]["runbook_url"].removeprefix(address).partition("#")
+        assert place in site.pages[site.root / page / "index.html"].ids, rule["alert"]
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Site) -> None:
@@ -93,7 +101,7 @@ def test_the_search_lacks_a_name_that_no_page_has(site: Site) -> None:
 def test_the_search_finds_settings_events_errors_metrics_alerts_and_commands(site: Site) -> None:
     text = " ".join(f"{each['title']} {each['text']}" for each in site.found().values())
     wanted = [*Settings.model_fields, *(each.name for each in TYPES), *docs_python.errors()]
-    wanted += [row[0] for row in (*docs_metrics.store_metrics(), *docs_metrics.request_metrics())]
+    wanted += [row[0] for row in (*docs_metrics.store_metrics(), *docs_metrics.other_metrics())]
     wanted += [str(rule["alert"]) for rule in docs_metrics.rules()]
     wanted += ["distributed-state serve", "distributed-state adopt langgraph", "commit.lua", "message_blocks"]
     assert not [each for each in wanted if each not in text]
@@ -103,8 +111,6 @@ def test_nothing_of_the_reference_is_without_words() -> None:
     """What the code does not say of itself would be an empty cell."""
     for error in docs_tables.raised()[1:]:
         assert all(docs_tables.cause_and_remedy(error)), error
-    remedies = docs_metrics.what_to_do()
-    assert all(str(rule["alert"]) in remedies for rule in docs_metrics.rules())
     source = Path(docs_servers.inspect.getfile(docs_servers.tables)).read_text()
     assert not [each for each in docs_servers.tables.metadata.tables if not docs_servers.comment_of(each, source)]
 
