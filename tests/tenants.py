@@ -21,7 +21,8 @@ BODIES: dict[str, Any] = {
     "Rollback": {"version": 1}, "Fork": {"id": "fork"}, "Take": {"wait": 0}, "Renew": {}, "Search": {"query": "hi"},
     "Replace": {"messages": [HI]}, "WholeWrite": {"set": {"n": 1}}, "FieldChange": {"key": "n", "add": 1},
     "Compact": {}, "Purge": {"keep_changes": 1000}, "ChangeItems": {"put": {"1": 1}}, "Live": {"idle": 60},
-    "MakeToken": {"rights": ["read"]},
+    "MakeToken": {"rights": ["read"]}, "Stream": {"first": 1, "chunks": [{"value": "a"}]}, "Stop": {"wait": 0},
+    "Post": {"message": HI},
 }  # fmt: skip
 QUERIES = {"Other": "?to=1"}
 
