@@ -34,7 +34,7 @@ async def test_the_doctor_and_the_metric_report_maintenance_until_it_ends(
     await until(lambda: scrape("maintenance_seconds") == 0)
     assert await reported(store) == []
     await tiers(store).maintenance.begin(600, "ada@host", "new Valkey")
-    assert 590 < scrape("maintenance_seconds") <= 600
+    assert 590 < scrape("maintenance_seconds") < 601  # the clock of Redis is known within a round trip
     (found,) = await reported(store)
     assert found.startswith("maintenance until 2")
     assert found.endswith("UTC, announced by ada@host: new Valkey")
@@ -53,10 +53,10 @@ async def test_other_replicas_learn_of_it_and_of_its_early_end(
     scrape = Scrape(other)
     await tiers(one).maintenance.begin(600, "ada@host")
     await until(lambda: (scrape("maintenance_seconds") or 0) > 0)
-    assert "maintenance until" in caplog.text
+    await until(lambda: "maintenance until" in caplog.text)
     await tiers(one).maintenance.finish("bob@host")
     await until(lambda: scrape("maintenance_seconds") == 0)
-    assert "maintenance ended by bob@host" in caplog.text
+    await until(lambda: "maintenance ended by bob@host" in caplog.text)
 
 
 @asyncio_api
@@ -79,7 +79,7 @@ async def test_the_end_is_remembered_while_redis_is_away(opener: Any, monkeypatc
 
     monkeypatch.setattr(of.port, "command", away)
     assert await of.maintenance.refresh() == announced
-    assert 590 < (of.maintenance.seconds or 0) <= 600
+    assert 590 < (of.maintenance.seconds or 0) < 601
 
 
 @asyncio_api
