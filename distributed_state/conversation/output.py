@@ -473,11 +473,15 @@ async def _looked(context: RecordContext, after: str) -> Seen:
 # Stops
 
 
-async def stop(context: RecordContext, request_id: str | None, reason: str | None, wait: float) -> StopResult:
+async def stop(
+    context: RecordContext, request_id: str | None, token: int | None, reason: str | None, wait: float
+) -> StopResult:
     """Ask the running turn to stop, and wait for its end: see `session.stop`."""
     name = request_log.name_of(request_id)
     if reason is not None and (not isinstance(reason, str) or len(encode(reason)) > _REASON_BYTES):
         raise InvalidValue(f"reason is a str of at most {_REASON_BYTES} bytes, not {reason!r:.80}")
+    if token is not None and (type(token) is not int or token < 1):
+        raise InvalidValue(f"token is the fencing token of a turn, not {token!r:.80}")
     check_times(wait, 1.0, None)
     context.allow("write", VERSION)
     tag = "" if name is None else request_log.tag_of(name)
@@ -487,8 +491,10 @@ async def stop(context: RecordContext, request_id: str | None, reason: str | Non
     sealed = output.sealed_reason(tiers.codec_of(context.text), reason)
     touched = [keys.lock, keys.stop, keys.wait, keys.meta, keys.channel, keys.lock_channel, keys.output_channel]
     result = StopResult("nothing ran")
+    serving: int | None = None  # the turn that serves the input of this request, which has another tag
     while True:
-        answer = await tiers.warm.script(STOP, touched, [tag, sealed, _KEPT_MS])
+        which = [tag, sealed, _KEPT_MS, token or ""] if serving is None else ["", sealed, _KEPT_MS, serving]
+        answer = await tiers.warm.script(STOP, touched, which)
         if answer[0] == b"uninitialised":
             await tiers.start(keys.partition)
             continue
@@ -502,7 +508,13 @@ async def stop(context: RecordContext, request_id: str | None, reason: str | Non
             return StopResult("finished", request_log.answered_at(kept))
         if answer[0] == b"waiting":
             return StopResult("stopped")
-        if not workflow.is_unfinished(entry):
+        fate = inbox.fate_of(entry, tag) if token is None else None
+        if fate is not None and fate > 0 and serving is None:
+            return StopResult("finished", fate)
+        serving = await _serving(context, tag, min(end, tiers.port.monotonic() + _STEP_LOOK)) if fate == 0 else None
+        if serving is not None:
+            continue
+        if token is not None or not workflow.is_unfinished(entry):
             return result
         if await _stops_before_a_step(
             context, keys.stop_of(tag), sealed, min(end - tiers.port.monotonic(), _STEP_LOOK)
@@ -510,6 +522,23 @@ async def stop(context: RecordContext, request_id: str | None, reason: str | Non
             return StopResult("stopped")
         if tiers.port.monotonic() >= end:
             return result
+
+
+async def _serving(context: RecordContext, tag: str, end: float) -> int | None:
+    """The token of the running turn that has taken the input of this request; None if there is none."""
+    after = ""
+    while True:
+        seen = await _looked(context, after)
+        form = context.tiers.codec_of(context.text)
+        for entry in seen.entries:
+            after = f"{entry.token}-{entry.number}"
+            chunks = entry.chunks(form) if entry.how == "c" else ()
+            if entry.token == seen.token and any(tag in _tags(each) for each in chunks):
+                return seen.token
+        if not seen.more:
+            if not seen.lock_value or context.tiers.port.monotonic() >= end:
+                return None
+            await context.tiers.port.sleep(_STOP_LOOK / 10)  # the note that it was taken waits for `stream_interval`
 
 
 async def _stops_before_a_step(context: RecordContext, key: bytes, reason: str, seconds: float) -> bool:

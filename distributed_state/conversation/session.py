@@ -446,6 +446,9 @@ class AsyncSession(AsyncRecord):
 
         Example::
 
+            async with session.turn(request_id="r1") as turn:  # on any replica
+                await turn.stream("Oslo")
+                turn["city"] = "Oslo"
             async for part in session.output("r1", after=None, wait=30):
                 if isinstance(part, results.Chunk):
                     print(part.data, part.position)  # a client that comes back passes the last position as `after`
@@ -491,7 +494,14 @@ class AsyncSession(AsyncRecord):
         """
         return await inbox.withdraw(self._context, number)
 
-    async def stop(self, request_id: str | None = None, *, reason: str | None = None, wait: float = 5.0) -> StopResult:
+    async def stop(
+        self,
+        request_id: str | None = None,
+        *,
+        token: int | None = None,
+        reason: str | None = None,
+        wait: float = 5.0,
+    ) -> StopResult:
         """Ask the turn that runs, or that request's, to stop, from any replica; wait up to `wait` seconds for its end.
 
         Example::
@@ -500,10 +510,12 @@ class AsyncSession(AsyncRecord):
             assert stopped.state in ("stopped", "finished", "nothing ran", "stopping")
 
         A turn may keep what it has: see `turn.stoppable`. Otherwise it raises Stopped, and nothing is written. A
-        request that waits for its turn does not begin. `reason` has at most 1,024 bytes; the turn and its followers
-        see it.
+        request that waits for its turn does not begin. The request of a posted message means the turn that has taken
+        the message; a message that waits is removed with `withdraw`. `token` means only the turn with this fencing
+        token, as a `turn.started` notice has it: a late click never stops the next turn. `reason` has at most 1,024
+        bytes; the turn and its followers see it.
         """
-        return await output.stop(self._context, request_id, reason, wait)
+        return await output.stop(self._context, request_id, token, reason, wait)
 
     async def call(
         self,

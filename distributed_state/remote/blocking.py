@@ -695,12 +695,14 @@ class RemoteSession(RemoteRecord):
         """
         return RemoteOutput(self._core.output(request_id, after=after, wait=wait, notices=notices))
 
-    def stop(self, request_id: str | None = None, *, reason: str | None = None, wait: float = 5.0) -> StopResult:
+    def stop(
+        self, request_id: str | None = None, *, token: int | None = None, reason: str | None = None, wait: float = 5.0
+    ) -> StopResult:
         """Ask the turn that runs, or that request's, to stop, and wait up to `wait` seconds, at most 20, for its end.
 
         The result is that of the direct store's session.
         """
-        return finish(self._core.stop(request_id, reason=reason, wait=wait))
+        return finish(self._core.stop(request_id, token=token, reason=reason, wait=wait))
 
     def post(
         self, message: Message | dict[str, Any], *, request_id: str | None = None, durability: str | None = None

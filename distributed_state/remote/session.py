@@ -369,14 +369,21 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         """
         return AsyncRemoteOutput(self._place, request_id, after, wait, notices)
 
-    async def stop(self, request_id: str | None = None, *, reason: str | None = None, wait: float = 5.0) -> StopResult:
+    async def stop(
+        self,
+        request_id: str | None = None,
+        *,
+        token: int | None = None,
+        reason: str | None = None,
+        wait: float = 5.0,
+    ) -> StopResult:
         """Ask the turn that runs, or that request's, to stop, and wait up to `wait` seconds, at most 20, for its end.
 
         The result is that of the direct store's session.
         """
         name_of(request_id)
         check_times(wait, 1.0, None)
-        body = {"request": request_id, "reason": reason, "wait": wait}
+        body = {"request": request_id, "token": token, "reason": reason, "wait": wait}
         done = await self._place.requests.order("POST", f"{self._place.path}/stop", body, repeatable=True, wait=wait)
         return StopResult(done["state"], done["version"])
 

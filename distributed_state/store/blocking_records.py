@@ -904,6 +904,9 @@ class Session(Record):
 
         Example::
 
+            with session.turn(request_id="r1") as turn:  # on any replica
+                turn.stream("Oslo")
+                turn["city"] = "Oslo"
             for part in session.output("r1", after=None, wait=30):
                 if isinstance(part, results.Chunk):
                     print(part.data, part.position)  # a client that comes back passes the last position as `after`
@@ -949,7 +952,9 @@ class Session(Record):
         """
         return finish(self._core.withdraw(number))
 
-    def stop(self, request_id: str | None = None, *, reason: str | None = None, wait: float = 5.0) -> StopResult:
+    def stop(
+        self, request_id: str | None = None, *, token: int | None = None, reason: str | None = None, wait: float = 5.0
+    ) -> StopResult:
         """Ask the turn that runs, or that request's, to stop, from any replica; wait up to `wait` seconds for its end.
 
         Example::
@@ -958,10 +963,12 @@ class Session(Record):
             assert stopped.state in ("stopped", "finished", "nothing ran", "stopping")
 
         A turn may keep what it has: see `turn.stoppable`. Otherwise it raises Stopped, and nothing is written. A
-        request that waits for its turn does not begin. `reason` has at most 1,024 bytes; the turn and its followers
-        see it.
+        request that waits for its turn does not begin. The request of a posted message means the turn that has taken
+        the message; a message that waits is removed with `withdraw`. `token` means only the turn with this fencing
+        token, as a `turn.started` notice has it: a late click never stops the next turn. `reason` has at most 1,024
+        bytes; the turn and its followers see it.
         """
-        return finish(self._core.stop(request_id, reason=reason, wait=wait))
+        return finish(self._core.stop(request_id, token=token, reason=reason, wait=wait))
 
     def call(
         self,

@@ -270,14 +270,20 @@ class CarriedLease:
             await self.check(leases, keys)
         return bool(answer[0] == b"ok")
 
-    async def check(self, leases: Leases, keys: RecordKeys) -> None:
-        """Raise Stopped if somebody asked the holder to stop, once; one round trip."""
+    async def check(self, leases: Leases, keys: RecordKeys, *, notify: bool = True) -> bool:
+        """Return whether the holder knows that it was asked to stop; one round trip.
+
+        If it does not know it yet, this raises Stopped, unless `notify` is false.
+        """
         asked: bytes | None = await leases.warm.command(b"GET", keys.stop)
         mine = self.lock_value.encode() + b"\n"
-        reason = None if asked is None or not asked.startswith(mine) else asked.removeprefix(mine).decode()
-        if asked is not None and reason is not None and not reason.endswith("\n"):
+        if asked is None or not asked.startswith(mine):
+            return False
+        reason = asked.removeprefix(mine).decode()
+        if notify and not reason.endswith("\n"):
             await leases.warm.command(b"SET", keys.stop, asked + b"\n", b"XX", b"KEEPTTL")
             raise stopped(keys, leases.warm.codec_of(keys.ref.text), reason)
+        return reason.endswith("\n")
 
     def output(self, leases: Leases, keys: RecordKeys, last: int) -> TurnOutput:
         """The output of the holder's turn, which has streamed this many chunks."""
@@ -289,6 +295,6 @@ class CarriedLease:
         lock.output = ends
         return await leases.port.shield(lock.give_back(leases.port.monotonic()))
 
-    def carry(self, leases: Leases, keys: RecordKeys, streamed: int = 0) -> None:
-        """Make the running task write under it; it is not registered for renewal here."""
-        leases.carry(keys, self.lock_value, self.holder, self.token, streamed)
+    def carry(self, leases: Leases, keys: RecordKeys, streamed: int = 0, *, stopped: bool = False) -> None:
+        """Make the running task write under it; it is not registered for renewal here. `stopped`: see `check`."""
+        leases.carry(keys, self.lock_value, self.holder, self.token, streamed, stopped)

@@ -116,11 +116,14 @@ class Leases:
         if self.of(lease.text) is not lease:
             _held.set({**_others(lease), (id(self), lease.text): ref(lease)})
 
-    def carry(self, keys: RecordKeys, lock_value: str, holder: str, token: int, streamed: int) -> None:
-        """Make the running task write under the lease of a holder elsewhere; `streamed` counts its chunks."""
+    def carry(self, keys: RecordKeys, lock_value: str, holder: str, token: int, streamed: int, stopped: bool) -> None:
+        """Make the running task write under the lease of a holder elsewhere.
+
+        `streamed` counts the holder's chunks; `stopped`: it knows that it was asked to stop.
+        """
         lease = AsyncLease(self, keys, wait=0, ttl=1.0)
         lease.lock_value, lease.holder, lease.token = lock_value, holder, token
-        lease.carried, lease.numbers = True, Numbers(streamed)
+        lease.carried, lease.numbers, lease.stop_seen = True, Numbers(streamed), stopped
         lease.owner = self.port.owner()
         lease.released = False
         _held.set({**_others(lease), (id(self), lease.text): lambda: lease})

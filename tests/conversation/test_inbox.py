@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections import Counter
+from contextvars import Context
 from typing import Any
 
 import pytest
-from below import keys_of, redis_of, tiers, until
+from below import evict, keys_of, redis_of, shift, tiers, until
 from following import plain
 from following import shown as shown_output
 from proxy import Proxy
 
 from distributed_state import (
     AccessDenied,
+    AgentState,
     Backpressure,
     Deleted,
     Encryption,
@@ -20,9 +24,11 @@ from distributed_state import (
     InvalidValue,
     KeyRing,
     Locked,
+    Stopped,
     TooLarge,
+    Workflow,
 )
-from distributed_state.results import Input
+from distributed_state.results import Input, StopResult
 from distributed_state.warm.scripts import COMMIT
 
 
@@ -458,3 +464,180 @@ async def test_a_follower_is_told_when_the_input_was_withdrawn_or_served_long_ag
     with redis_of(store) as redis:
         redis.delete(keys_of(store, "s").output)
     assert plain(await shown_output(session, "b"))[-1] == ("Ended", 4, None)
+
+
+# Stops
+
+
+async def until_stopped(turn: Any) -> None:
+    """Work as a body does that calls the store."""
+    while True:
+        await asyncio.sleep(0.01)
+        await turn.messages(last=1)
+
+
+@pytest.mark.replicas
+async def test_the_request_of_a_message_stops_the_turn_that_took_it(opener: Any) -> None:
+    store, other = await opener(), await opener()
+    session, elsewhere = store.session("s"), other.session("s")
+    await session.post(said("q"), request_id="q")
+    assert await elsewhere.stop("q", wait=0) == StopResult("nothing ran"), "no turn has taken it"
+    with pytest.raises(Stopped, match="enough"):
+        async with session.turn() as turn:
+            assert texts(turn.take()) == ["q"]
+            stopping = asyncio.create_task(elsewhere.stop("q", reason="enough"))
+            try:
+                async with turn.stoppable():
+                    await until_stopped(turn)
+            finally:
+                turn.append(said("half"))
+    assert await stopping == StopResult("stopped")
+    assert texts(await session.inbox()) == ["q"], "nothing was written"
+    assert await served(session) == ["q"]
+    assert await elsewhere.stop("q", wait=0) == StopResult("finished", 2)
+
+
+@pytest.mark.replicas
+async def test_a_turn_beside_a_waiting_message_is_not_stopped_by_its_request(opener: Any) -> None:
+    store, other = await opener(), await opener()
+    session = store.session("s")
+    await session.post(said("q"), request_id="q")
+    async with session.turn() as turn:
+        await turn.stream("about something else")
+        assert await other.session("s").stop("q", wait=0) == StopResult("nothing ran")
+        assert not turn.stopping
+        turn["n"] = 1
+
+
+async def test_a_stop_for_one_token_reaches_no_other_turn(store: Any) -> None:
+    session = store.session("s")
+    async with session.turn() as turn:
+        token = turn.token
+        turn["n"] = 1
+    for request, own in (None, "r1"), ("r2", "r2"):
+        async with session.turn(request_id=own) as turn:
+            assert await session.stop(request, token=token, wait=0) == StopResult("nothing ran")
+            assert not turn.stopping
+    with pytest.raises(Stopped):
+        async with session.turn(request_id="r") as turn:
+            assert (await session.stop("other", token=turn.token, wait=0)).state == "nothing ran"
+            assert (await session.stop(token=turn.token, wait=0)).state == "stopping"
+            async with turn.stoppable():
+                await until_stopped(turn)
+    for bad in (0, -1, "1", True):
+        with pytest.raises(InvalidValue, match="token"):
+            await session.stop(token=bad)
+
+
+# Many at once
+
+
+@pytest.mark.only(api="asyncio", warm="fake")
+@pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.wide)])
+@pytest.mark.timeout(600)
+async def test_posts_that_race_the_end_of_turns_are_served_once(store: Any, rounds: int) -> None:
+    await race(store, store, rounds)
+
+
+@pytest.mark.only(warm="real")
+@pytest.mark.replicas
+@pytest.mark.parametrize("rounds", [100, pytest.param(1000, marks=pytest.mark.full)])
+@pytest.mark.timeout(1200)
+async def test_posts_of_another_replica_that_race_the_end_of_turns_are_served_once(opener: Any, rounds: int) -> None:
+    await race(await opener(), await opener(), rounds)
+
+
+async def race(store: Any, other: Any, rounds: int) -> None:
+    """Post at random moments of turns that take what they find, and compare the conversation with what was accepted."""
+    chance = random.Random(38)
+    session, elsewhere = store.session("s"), other.session("s")
+    accepted = dict[str, int]()
+    late = 0
+
+    async def serve(number: int, pauses: int) -> None:
+        async with session.turn(request_id=f"t{number}") as turn:
+            taken = [*turn.take()]
+            for _ in range(pauses):
+                await asyncio.sleep(0)
+            if number % 2:
+                await turn.arrived()
+                taken += turn.take()
+            turn.append(*(each.message for each in taken), said(f"answer {number}"))
+
+    async def post(text: str, pauses: int) -> None:
+        for _ in range(pauses):
+            await asyncio.sleep(0)
+        accepted[text] = await elsewhere.post(said(text), request_id=text)
+        if chance.random() < 0.2:
+            assert await elsewhere.post(said(text), request_id=text) == accepted[text]
+
+    for number in range(rounds):
+        turn = asyncio.create_task(serve(number, chance.randrange(20)), context=Context())
+        await asyncio.create_task(post(f"q{number}", chance.randrange(40)), context=Context())
+        await turn
+        late += len(await session.inbox()) > 0
+    await served(session)
+    assert await session.inbox() == await elsewhere.inbox() == []
+    found = Counter(text for text in await shown(session) if text.startswith("q"))
+    assert found == Counter(accepted.keys())
+    assert sorted(accepted.values()) == list(range(1, rounds + 1)), "the numbers of the inputs"
+    order = [text for text in await shown(session) if text.startswith("q")]
+    assert order == sorted(order, key=accepted.__getitem__), "in the order of acceptance"
+    assert 0 < late < rounds, "the moments differ"
+
+
+# Maintenance
+
+
+async def test_inputs_are_there_after_each_work_on_many_records(opener: Any) -> None:
+    store = await opener()
+    session = store.session("s", user="u")
+    for number in range(6):
+        await session.write(set={"n": number}, append=[said(str(number))])
+    await session.post(said("served"), request_id="served")
+    assert await served(session) == ["served"]
+    await session.post(said("waits"), request_id="waits")
+    await store.admin.archive()
+    shift(store, 2 * 86_400)
+    assert (await store.admin.compact())["records"] == 1
+    shift(store, -2 * 86_400)
+    await evict(store, "s")
+    assert texts(await session.inbox()) == ["waits"]
+    await store.admin.purge(keep_changes=1, keep_messages=1)
+    await evict(store, "s")
+    assert texts(await session.inbox()) == ["waits"]
+    assert await session.post(said("served"), request_id="served") == 1
+    assert not (await store.admin.repair()).lost
+    await store.admin.update_index()
+    assert texts(await session.inbox()) == ["waits"]
+    lines = await store.admin.export("s")
+    await store.admin.import_(lines, id="copy")
+    assert texts(await store.session("copy").inbox()) == ["waits"]
+    assert await served(session) == ["waits"]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_a_step_of_a_workflow_serves_inputs_once(store: Any, raises: bool) -> None:
+    session = store.session("s")
+    taken = list[str]()
+
+    def work(state: AgentState, turn: Any) -> AgentState:
+        found = texts(turn.take())
+        taken.extend(found)
+        if raises and len(taken) == 1:
+            raise ZeroDivisionError
+        return state.with_memory(state.memory.note("told", found)).to_done("done")
+
+    async def run() -> Any:
+        return await store.run(Workflow({"planning": work}), "look", session_id="s", request_id="r")
+
+    await session.post(said("a"), request_id="a")
+    if raises:
+        with pytest.raises(ZeroDivisionError):
+            await run()
+        assert texts(await session.inbox()) == ["a"]
+    state = await run()
+    assert state.memory.notes == {"told": ["a"]}
+    assert taken == ["a"] * (1 + raises)
+    assert await session.inbox() == []
+    assert await session.post(said("a"), request_id="a") == 1

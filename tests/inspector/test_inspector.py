@@ -338,18 +338,20 @@ async def test_a_turn_is_stopped_by_who_may_write_from_a_page_of_ours() -> None:
         place = "/conversations/acme:c"
         assert 'id="stop"' in (await browser.get(place)).text
         assert 'id="stop"' not in (await reader.get(place)).text
-        idle = await browser.post(f"{place}/stop", {"x": ""})
-        assert (idle.status_code, idle.text) == (200, "no turn runs")
+        idle = await browser.post(f"{place}/stop", {"token": "7"})
+        assert (idle.status_code, idle.text) == (200, "that turn has ended")
+        assert (await browser.post(f"{place}/stop", {"x": ""})).status_code == 422
         async with store.session("acme:c").turn() as turn:
-            refused = await reader.post(f"{place}/stop", {"x": ""})
+            given = {"token": str(turn.token)}
+            refused = await reader.post(f"{place}/stop", given)
             assert (refused.status_code, "write" in refused.text) == (403, True), refused.text
-            foreign = await browser.post(f"{place}/stop", {"x": ""}, **{"Sec-Fetch-Site": "cross-site"})
+            foreign = await browser.post(f"{place}/stop", given, **{"Sec-Fetch-Site": "cross-site"})
             assert foreign.status_code == 403
             stranger = Browser(browser.served, None)
-            assert (await stranger.post(f"{place}/stop", {"x": ""})).status_code == 401
+            assert (await stranger.post(f"{place}/stop", given)).status_code == 401
             assert (await browser.get(f"{place}/stop")).status_code in (404, 405)
             assert not turn.stopping
-            asking = asyncio.create_task(browser.post(f"{place}/stop", {"x": ""}))
+            asking = asyncio.create_task(browser.post(f"{place}/stop", given))
             with pytest.raises(Stopped, match="requested in the inspector"):
                 async with turn.stoppable():
                     await asyncio.sleep(60)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -341,6 +341,23 @@ def test_a_turn_is_stopped_from_any_worker_and_keeps_what_it_has(fleet: Fleet) -
         assert [name for name, _, _ in following.until("ended")][-2:] == ["stop_requested", "ended"]
 
 
+def test_a_late_stop_that_names_a_token_leaves_the_next_turn_alone(fleet: Fleet) -> None:
+    with follow(fleet.first, notices="true") as following:
+        with fleet.session.turn(request_id="a") as turn:
+            turn.stream("a")
+            token = following.until("turn.started")[-1][1]["token"]
+            turn["n"] = 1
+        with fleet.session.turn(request_id="b") as turn:
+            late = fleet.second.post(ONE + "/stop", json={"token": token, "wait": 0})
+            assert late.json() == {"state": "nothing ran", "version": None}
+            assert not turn.stopping
+            asked = fleet.second.post(ONE + "/stop", json={"token": turn.token, "wait": 0})
+            assert asked.json()["state"] == "stopping"
+            with pytest.raises(Stopped), turn.stoppable():
+                threading.Event().wait(20)
+    assert fleet.second.post(ONE + "/stop", json={"token": 0}).status_code == 422
+
+
 # The inbox
 
 
@@ -441,6 +458,25 @@ def test_a_client_that_is_asked_to_stop_is_told_with_its_next_chunk(fleet: Fleet
     assert fleet.first.post(ONE + "/output", json=body | {"first": 2}, headers=lease).json() == {"last": 2}
     done = fleet.first.post(ONE + "/turns", json={"set": {"n": 1}, "request_id": "r", "streamed": 2}, headers=lease)
     assert done.json()["version"] == 2
+    with follow(fleet.second, request="r") as following:
+        assert [name for name, _, _ in following.all()] == ["chunk", "chunk", "stop_requested", "ended"]
+
+
+def test_a_client_that_releases_after_a_stop_is_shown_as_stopped(fleet: Fleet) -> None:
+    taken = fleet.first.post(ONE + "/lease", json={"turn": True, "request": "r"}).json()
+    lease = {"Lease": taken["lease"]}
+    body = {"first": 1, "chunks": [{"value": "a"}]}
+    assert fleet.first.post(ONE + "/output", json=body, headers=lease).status_code == 200
+    asked = fleet.second.post(ONE + "/stop", json={"token": taken["token"], "reason": "enough", "wait": 0})
+    assert asked.json()["state"] == "stopping"
+    assert fleet.first.post(ONE + "/output", json=body | {"first": 2}, headers=lease).status_code == 409
+    fleet.first.delete(ONE + "/lease", params={"streamed": 1, "failed": True}, headers=lease)
+    with follow(fleet.second, request="r") as following:
+        assert [(name, data) for name, data, _ in following.all()] == [
+            ("chunk", {"value": "a"}),
+            ("stop_requested", {"reason": "enough"}),
+            ("ended", {"version": None, "outcome": None}),
+        ]
 
 
 def test_a_client_that_takes_a_posted_input_is_followed_by_its_request(fleet: Fleet) -> None:
@@ -523,3 +559,56 @@ def test_events_of_one_conversation_need_only_the_right_to_read(fleet: Fleet) ->
         fleet.store.emit("own.thing", {"n": 1}, subject=fleet.session)
         name, data, _ = following.next()
     assert (name, data["data"]) == ("own.thing", {"n": 1})
+
+
+# Servers and workers
+
+
+@pytest.mark.parametrize("warm", ["cluster", "sentinel"])
+@pytest.mark.parametrize(
+    "check",
+    [
+        test_chunks_and_the_end_are_followed_at_any_worker_and_resumed_at_another,
+        test_notices_tell_a_second_client_what_to_read_again,
+        test_a_turn_is_stopped_from_any_worker_and_keeps_what_it_has,
+        test_a_message_is_left_read_withdrawn_and_served,
+        test_a_client_streams_under_its_lease_and_its_turn_ends_the_output,
+        test_a_ticket_opens_one_stream_and_resumes_it,
+    ],
+)
+def test_a_cluster_and_sentinels_do_the_same(
+    servers: Any, tmp_path: Path, warm: str, check: Callable[[Fleet], None]
+) -> None:
+    with opened(servers.warm(warm), tmp_path) as fleet:
+        check(fleet)
+
+
+def test_a_follower_goes_on_where_it_was_after_a_restart_of_all_workers(url: str, tmp_path: Path) -> None:
+    archive, namespace = f"sqlite:///{tmp_path}/a.db", tmp_path.name
+    found: list[Event] = []
+
+    def read(until: int) -> None:
+        """Follow at two new workers in turn, each ended afterwards, until so many events came."""
+        for _ in range(2):
+            with served(url, archive, namespace, service=Service(Limits(busy=0.3))) as worker:
+                after = found[-1][2] if found else None
+                with follow(worker, request="r", after=after) as following:
+                    while len(found) < until:
+                        found.append(following.next())
+            until += 1
+
+    with StateStore.open(url, archive=archive, namespace=namespace, stream_interval=0.0) as store:
+        session = store.session("acme:c")
+        session.create({"n": 0})
+        with session.turn(request_id="r") as turn:
+            for number in range(6):
+                turn.stream(number)
+            read(2)
+            for number in range(6, 10):
+                turn.stream(number)
+            read(8)
+            turn["n"] = 1
+        with served(url, archive, namespace) as worker, follow(worker, request="r", after=found[-1][2]) as following:
+            found += following.all()
+    assert [data for _, data, _ in found[:-1]] == [{"value": number} for number in range(10)]
+    assert found[-1][:2] == ("ended", {"version": 2, "outcome": None})

@@ -219,10 +219,10 @@ async def do(request: Request, api: Api) -> Response:
 async def stop(request: Request, api: Api) -> Response:
     """Ask the running turn to stop. A script reads the answer, so a refusal is a text as well."""
     try:
-        await form(request)
-        given = {"reason": "requested in the inspector", "wait": 0}
+        token = _of_form(await form(request), "token")
+        given = {"token": token, "reason": "requested in the inspector", "wait": 0}
         done = (await api.ask(request, "POST", f"{_place(request)}/stop", given=given)).json
-        status, said = 200, "no turn runs" if done["state"] == "nothing ran" else ""
+        status, said = 200, "that turn has ended" if done["state"] == "nothing ran" else ""
     except Refused as refused:
         status, said = refused.status, refused.detail
     return Response(said.encode("utf-8", "backslashreplace"), status, HEADERS, media_type="text/plain")

@@ -164,7 +164,7 @@ class Output {
   }
 }
 
-function askTwice(button, path, refused) {
+function askTwice(button, path, given, refused) {
   const word = button.textContent;
   let timer = 0;
   function calm() {
@@ -184,7 +184,7 @@ function askTwice(button, path, refused) {
     calm();
     try {
       const headers = {"Content-Type": "application/x-www-form-urlencoded"};
-      const answer = await fetch(path, {method: "POST", headers});
+      const answer = await fetch(path, {method: "POST", headers, body: new URLSearchParams(given())});
       const text = await answer.text();
       if (text) {
         refused(text);
@@ -200,10 +200,13 @@ function showTurn(now) {
   const state = document.getElementById("turn");
   const stop = document.getElementById("stop"); // missing without the right to write
   const output = new Output(document.getElementById("output"));
-  const calm = stop && askTwice(stop, `${now.dataset.place}/stop`, (why) => output.add("problem", `Not stopped: ${why}`));
+  const refused = (why) => output.add("problem", `Not stopped: ${why}`);
+  const calm = stop && askTwice(stop, `${now.dataset.place}/stop`, () => ({token: running}), refused);
   let words = "No turn runs";
+  let running = 0; // its token
 
-  function runs(running) {
+  function runs(token) {
+    running = token;
     words = running ? "A turn runs" : "No turn runs";
     state.textContent = words;
     if (stop) {
@@ -223,8 +226,8 @@ function showTurn(now) {
   for (const name of ["chunk", ...Object.keys(MARKS)]) {
     source.addEventListener(name, (event) => output.take(event));
   }
-  source.addEventListener("turn.started", () => runs(true));
-  source.addEventListener("turn.ended", () => runs(false));
+  source.addEventListener("turn.started", (event) => runs(JSON.parse(event.data).token));
+  source.addEventListener("turn.ended", () => runs(0));
   for (const name of ["inbox.posted", "inbox.taken", "resync"]) {
     source.addEventListener(name, changed);
   }

@@ -22,7 +22,7 @@ from distributed_state.records.context import RecordContext, context_of
 from distributed_state.results import HeldLease
 from distributed_state.values.model import Scope
 from distributed_state.warm.held_leases import CarriedLease
-from distributed_state.warm.output import ENDED, FAILED
+from distributed_state.warm.output import ENDED, FAILED, STOPPED
 
 _Ttl = Annotated[float, Field(ge=1, le=600, description="Seconds until it ends unless it is renewed.")]
 _Wait = Annotated[float, Field(ge=0, le=30, description="Seconds to wait for the current holder.")]
@@ -94,7 +94,8 @@ async def release(scope: Scope, asked: Asked, given: Release) -> Response:
     ends = None
     if given.streamed:
         ends = lease.output(leases, keys, given.streamed)
-        ends.how = FAILED if given.failed else ENDED
+        stopped = await lease.check(leases, keys, notify=False)
+        ends.how = STOPPED if stopped else FAILED if given.failed else ENDED
     return answer({"released": await lease.give_back(leases, keys, ends=ends)})
 
 

@@ -312,9 +312,13 @@ def turn_tag(request_id: str | None) -> str:
 
 
 class Stop(Body):
-    """Stops the turn of a request, or without `request` the turn that runs; waits up to `wait` seconds for its end."""
+    """Stops the turn of a request, or without `request` the turn that runs; waits up to `wait` seconds for its end.
+
+    `token`: only a turn with this fencing token, as in the notice `turn.started`.
+    """
 
     request: Request_ | None = None
+    token: Annotated[int, Field(ge=1, lt=2**53)] | None = None
     reason: str | None = None
     wait: Annotated[float, Field(ge=0, le=20)] = 5.0
 
@@ -332,7 +336,7 @@ class Stopped(Answer):
 async def stop(asked: Asked, given: Stop) -> Response:
     """Stop a turn, wherever it runs."""
     session = records.handle(asked, "session")
-    done = await session.stop(given.request, reason=given.reason, wait=given.wait)
+    done = await session.stop(given.request, token=given.token, reason=given.reason, wait=given.wait)
     return answer({"state": done.state, "version": done.version})
 
 

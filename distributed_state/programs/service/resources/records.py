@@ -302,8 +302,8 @@ async def write_under_lease(asked: Asked, context: RecordContext, streamed: int 
     lease = lease_of(asked)
     if lease is not None:
         context.allow("lock", None)
-        await lease.check(context.tiers.leases, context.keys)
-        lease.carry(context.tiers.leases, context.keys, streamed)
+        stopped = await lease.check(context.tiers.leases, context.keys)
+        lease.carry(context.tiers.leases, context.keys, streamed, stopped=stopped)
     elif streamed:
         raise InvalidValue(f"streamed needs the header {LEASE}: chunks are streamed under a lease")
 
