@@ -195,7 +195,7 @@ _CONFIRMED = _shape(
     persistence=("always", "everysec"),
     settings=_SLOW,
 )
-_UNHEARD = _shape("transaction 3, set", "restart past a writer 6", operations=40, pace=0.5, reads=0.0, settings=_SLOW)
+_UNHEARD = _shape("transaction 6, set", "restart past a writer 12", operations=80, pace=0.5, reads=0.0, settings=_SLOW)
 _HEARD = _shape("append, set, increment", "restart server 4, power cut 3", operations=80, pace=0.1, settings=_SLOW)
 # Behind Sentinels.
 _WATCHED: dict[str, Any] = {"copies": 2, "watched": (True,), "operations": 90, "pace": 0.1}
@@ -457,7 +457,7 @@ SABOTAGES: dict[str, Sabotage] = {
     "what was read under an epoch that has ended is good enough": Sabotage(
         (Lua("commit", _EPOCH, _EPOCH.replace("then", "and (expected ~= (version or '0') or reached()) then")),),
         _UNHEARD,
-        37,
+        18,
     ),
     "the version that a write expects is not compared": Sabotage(
         (Lua("commit", "expected ~= (version or '0')", "expected ~= (version or '0') and reached()"),), _CLASH, 1
