@@ -2,7 +2,8 @@
 
 Each session's first worker is a forked child that is killed before it executes its n-th line after its first chunk,
 counted over this package and this file; n moves through the rest of the turn: its streaming, commit and release. Every
-other session has a second worker, which serves the request again. One line on stdout for each session.
+other session has a second worker, which serves the request again. Two inputs wait in each session, and its turn takes
+them. One line on stdout for each session.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dying import Lines, in_child
 from distributed_state import Fenced, StateStore
 
 CHUNKS = 4
+INPUTS = ("q1", "q2")
 
 
 def answer(place: dict[str, Any], session: str, attempt: int, last_line: int) -> int:
@@ -31,6 +33,7 @@ def answer(place: dict[str, Any], session: str, attempt: int, last_line: int) ->
                 return lines.count
             turn.stream(f"{attempt}:1")
             sys.settrace(lines.trace)
+            turn.append(*(each.message for each in turn.take()))
             for number in range(2, CHUNKS + 1):
                 turn.stream(f"{attempt}:{number}")
             turn.append({"role": "assistant", "content": str(attempt)})
@@ -42,6 +45,10 @@ def answer(place: dict[str, Any], session: str, attempt: int, last_line: int) ->
 def main() -> None:
     """Let a worker die at points spread over the turn, each in a session of its own."""
     place, deaths = json.loads(os.environ["PLACE"]), int(sys.argv[1])
+    with StateStore.open(**place) as store:
+        for session in (*(f"whole{at}" for at in range(3)), *(f"s{death}" for death in range(deaths))):
+            for text in INPUTS:
+                store.session(session).post({"role": "user", "content": text}, request_id=text)
     # The first turn at a server also sends it the scripts, and any turn may have to repeat a call.
     lines = min(in_child(partial(answer, place, f"whole{at}", 1))[1] for at in range(3))
     for death in range(deaths):

@@ -5,6 +5,7 @@ Nothing at all is lost where nothing failed: while slots move and when a primary
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Iterator
@@ -227,6 +228,36 @@ async def test_while_a_slot_is_on_its_way_its_callers_wait_and_no_others(
     assert await store.session(IDS[0]).get("a", fresh=True) == 3
     versions = [change.version for change in await store.session(IDS[0]).history()]
     assert versions == list(range(1, len(versions) + 1))
+    await store.close()
+
+
+@pytest.mark.parametrize("api", ["asyncio", pytest.param("blocking", marks=pytest.mark.wide)])
+async def test_inputs_that_are_posted_while_their_slot_is_on_its_way_are_served_once(
+    api: str, cluster: RedisCluster, place: Any
+) -> None:
+    store = await opened(api, cluster.url, retry_for=0.5, archiver=False, beat=0.0, **place)
+    session = store.session(IDS[0])
+    texts = [str(number) for number in range(4)]
+
+    async def post(text: str) -> int:
+        number: int = await session.post({"role": "user", "content": text}, request_id=text)
+        return number
+
+    assert await post(texts[0]) == 1
+    with on_its_way(cluster, slot(store, IDS[0]), 1), pytest.raises(WarmUnavailable):
+        await post(texts[1])
+    number = slot(store, IDS[0])
+    source = cluster.primary_of(number)
+    target = next(node for node in cluster.primaries() if node is not source)
+    async with session.turn() as turn:
+        turn.append(*(each.message for each in turn.take()))
+        assert [await post(text) for text in texts[1:3]] == [2, 3]
+        await asyncio.to_thread(cluster.move_slots, [number], target)
+        turn.append(*(each.message for each in await turn.arrived()))
+        assert [each.number for each in turn.take()] == [2, 3]
+    assert [await post(text) for text in (*texts, texts[3])] == [1, 2, 3, 4, 4]
+    assert [each.number for each in await session.inbox()] == [4]
+    assert [message.content for message in await session.messages(fresh=True)] == texts[:3]
     await store.close()
 
 

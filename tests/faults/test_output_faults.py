@@ -28,6 +28,7 @@ from distributed_state.warm.scripts import OUTPUT
 
 DYING = Path(__file__).with_name("dying_streamer.py")
 CHUNKS = 4
+INPUTS = ("q1", "q2")  # that wait for the workers of dying_streamer.py
 single = pytest.mark.only(warm="single")
 
 
@@ -117,14 +118,15 @@ async def test_a_worker_killed_at_any_line_leaves_its_followers_the_truth(opener
         for each in (parts, await shown(store.session(id), "r")):
             *_, (attempt, numbers) = attempts(each)
             written = [message.content for message in await store.session(id).messages(fresh=True)]
+            waiting = [input.message.content for input in await store.session(id).inbox()]
             if isinstance(each[-1], Ended):
-                assert each[-1].version == 1, told
+                assert each[-1].version == 1 + len(INPUTS), told
                 assert (attempt, numbers) == (str(each[-1].outcome), [*range(1, CHUNKS + 1)]), told
-                assert written == [attempt], told
+                assert (written, waiting) == ([*INPUTS, attempt], []), told
             else:
                 assert isinstance(each[-1], Abandoned | Failed), told
                 assert attempt == "1", told
-                assert written == [], told
+                assert (written, waiting) == ([], [*INPUTS]), told
                 assert int(id[1:]) % 2 == 0, told
         ends.add((type(parts[-1]).__name__, len(attempts(parts))))
     assert ends >= {("Abandoned", 1), ("Ended", 1), ("Ended", 2)}, "they died in different places"
