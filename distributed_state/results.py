@@ -69,13 +69,16 @@ class Input:
     """A message that waits for a turn of its session: see `session.post`.
 
     `number` counts the inputs of the session from 1, in the order in which they were accepted; `time` is when, in
-    seconds since 1970 by the server's clock.
+    seconds since 1970 by the server's clock. For a wake, see `session.wake`, `time` is when it was due, `wake` its
+    name, and `every` the seconds until it is due again, if it repeats.
     """
 
     number: int
     message: Message
     request_id: str | None
     time: float
+    wake: str | None = None
+    every: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -445,7 +445,7 @@ def _imported_head(sql: Sql, record: str, partition: int, state: State, parsed: 
     deleted = state.fields.get(DELETED)
     row |= {"deleted": deleted is not None, "lifetime": deleted.decode() if deleted and Expiry.read(deleted) else None}
     phase = state.fields.get(PHASE)
-    row |= {"phase": None if phase is None else phase_text(phase)}
+    row |= {"phase": None if phase is None else phase_text(phase), "due": None}
     row |= {"size": sum(map(len, state.fields.values())) + sum(len(item.entry.data) for item in parsed)}
     row |= {"owner": owner.decode() if owner is not None else None}
     row |= {"parent": parent_record(parent) if parent is not None else None}

@@ -26,10 +26,11 @@ from distributed_state.cold import aside, epochs, record_history, record_index
 from distributed_state.cold.engine import Sql
 from distributed_state.cold.record_index import LARGEST, Head, Parsed, parse
 from distributed_state.cold.tables import events, items, layers, records, shares, tags
-from distributed_state.cold.values import Batch, Listed, Mortal, Sought, Wanted
+from distributed_state.cold.values import Batch, DueRow, Listed, Mortal, Sought, Wanted
 from distributed_state.errors import CorruptState, InvalidValue
 from distributed_state.values.journal import Happened, unpack
 from distributed_state.values.model import PARENT, SCOPES
+from distributed_state.values.schedule import STUCK
 
 _UNNUMBERED = 2**62  # places from here on are of records without a number
 _MORE = 1000  # extra rows of SQL read with a page, as the journals may have changed their records
@@ -140,6 +141,8 @@ def _conditions(wanted: Wanted) -> list[ColumnElement[bool]]:
         found.append(r.owner == wanted.owner)
     if wanted.phase is not None:
         found.append(r.phase == wanted.phase)
+    if wanted.stuck:
+        found += [r.due >= STUCK, r.due < STUCK + "~"]
     if wanted.changed_from_ms is not None:
         found.append(r.updated_ms >= wanted.changed_from_ms)
     if wanted.changed_to_ms is not None:
@@ -154,6 +157,8 @@ def _says(head: Head, wanted: Wanted) -> bool:
     for name in ("owner", "phase"):
         if getattr(wanted, name) is not None and head[name] != getattr(wanted, name):
             return False
+    if wanted.stuck and not (head["due"] or "").startswith(STUCK):
+        return False
     first, end = wanted.changed_from_ms or 0, LARGEST if wanted.changed_to_ms is None else wanted.changed_to_ms
     return bool(first <= head["updated_ms"] < end and (head["size"] or 0) >= (wanted.size or 0))
 
@@ -337,6 +342,16 @@ def mortal(sql: Sql, partitions: Sequence[int], *, after: str, limit: int) -> li
     query = query.where(r.namespace == sql.namespace, sql.among(r.partition, partitions), r.lifetime.is_not(None))
     query = query.where(r.record > after, r.deleted.is_(False)).order_by(r.record).limit(limit)
     return [Mortal(*row) for row in sql.execute(query)]
+
+
+def due(sql: Sql, partition: int, handler: str, *, after: DueRow | None, limit: int) -> list[DueRow]:
+    """The sessions of a partition that this handler serves now or later, in the order in which they are due."""
+    r = records.c
+    query = select(r.record, r.due).where(r.namespace == sql.namespace, r.partition == partition)
+    query = query.where(r.due >= f"{handler} ", r.due < f"{handler}!", r.deleted.is_(False))
+    if after is not None:
+        query = query.where(tuple_(r.due, r.record) > tuple_(literal(after.due), literal(after.record)))
+    return [DueRow(*row) for row in sql.execute(query.order_by(r.due, r.record).limit(limit))]
 
 
 # Events

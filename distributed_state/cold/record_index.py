@@ -36,7 +36,20 @@ from distributed_state.cold.tables import LONGEST, TEXT, change_blocks, changes,
 from distributed_state.errors import CorruptState, NotFound, UnknownOperation
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import KINDS, Happened, JournalEntry, Op, Segment, State, item_of, pack, unpack
-from distributed_state.values.model import DELETED, ITEMS, LIFETIME, OWNER, PARENT, PHASE, SEGMENTS, TAG, Expiry, escape
+from distributed_state.values.model import (
+    DELETED,
+    ITEMS,
+    LIFETIME,
+    OWNER,
+    PARENT,
+    PHASE,
+    SCHEDULE,
+    SEGMENTS,
+    TAG,
+    Expiry,
+    escape,
+)
+from distributed_state.values.schedule import Schedule
 from distributed_state.values.search import tag_of
 
 LARGEST = 2**63 - 1
@@ -73,6 +86,7 @@ class Parsed:
     tags: Sequence[tuple[str, bool]] = ()  # in order: set or removed; '': all are removed
     lifetime: str | None = None
     phase: str | None = None
+    due: str | None = None
     events: Sequence[ParsedEvent] = ()
 
     @property
@@ -114,7 +128,9 @@ def parse(entry: JournalEntry, partition: int, epoch: str) -> Parsed:
                 raise ValueError(f"an operation {kind.decode()} with {len(value)} bytes")
             items[item_of(name)] = value
         elif kind == b"c":
-            tags += [("", False)] if name == TAG else []
+            if name == TAG:
+                tags.append(("", False))
+                parsed.due, parsed.touched = None, {*parsed.touched, SCHEDULE}
         elif name[:2] == TAG:
             tags.append((tag_of(name), kind == b"s"))
         elif name[:1] == b"#":
@@ -216,6 +232,8 @@ def _read_reserved(parsed: Parsed, op: Op) -> None:
     elif op.name == LIFETIME:
         if value is not None or not parsed.deleted:
             parsed.lifetime = None if value is None else lifetime_text(value)
+    elif op.name == SCHEDULE:
+        parsed.due = None if value is None else Schedule.read(value).column
     elif op.name == PHASE:
         parsed.phase = None if value is None else phase_text(value)
     elif op.name == DELETED:
@@ -258,14 +276,14 @@ def _within(column: str, text: str | None) -> None:
 
 NOWHERE = -1  # the partition of rows that belong to no record
 ERASED = "erased"  # the scope of rows that only keep the version of an erased record
-_SAID = {OWNER: "owner", PARENT: "parent", LIFETIME: "lifetime", PHASE: "phase", DELETED: "deleted"}
-ABOUT = ("owner", "parent", "lifetime", "phase")  # columns that come from a record's fields
+_SAID = {OWNER: "owner", PARENT: "parent", LIFETIME: "lifetime", PHASE: "phase", DELETED: "deleted", SCHEDULE: "due"}
+ABOUT = ("owner", "parent", "lifetime", "phase", "due")  # columns that come from a record's fields
 LISTED = 10_000  # records of a namespace whose names are still listed when a partition starts
 LISTED_MS = 60_000  # a record moves to the front of listings at most this often: `listed_ms` lags by less
 Head = Mapping[Any, Any]
 _NAMES = [column.name for column in records.columns]
 _COLUMNS = [column for column in records.columns if column is not records.c.key]
-_RARE = ("partition", "owner", "deleted", "parent", "lifetime", "phase")
+_RARE = ("partition", "owner", "deleted", "parent", "lifetime", "phase", "due")
 _USUAL = ("epoch", "version", "updated_ms", "listed_ms", "size")  # columns that most commits change
 
 

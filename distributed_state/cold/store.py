@@ -217,6 +217,7 @@ class ColdStore(Part):
     count = reads(listings.count)
     count_items = reads(listings.count_items)
     mortal = reads(listings.mortal)
+    due = reads(listings.due)
     forked = reads(listings.forked)
     owned = reads(listings.owned)
     audit = reads(listings.audit)

@@ -22,7 +22,7 @@ from distributed_state.values.model import MAX_ID_BYTES, MAX_PHASE
 from distributed_state.values.search import KEY_BYTES, TEXT_BYTES
 
 # Oldest first. A database with another revision was made by a newer release.
-REVISIONS = ("1", "2", "3")
+REVISIONS = ("1", "2", "3", "4")
 HEAD = REVISIONS[-1]
 # Pre-release layouts: `export` and `import` move their data.
 UNRELEASED = ("0001", "0002", "0003")
@@ -39,6 +39,7 @@ LONGEST = {
     "parent": _RECORD,
     "source": _RECORD,
     "owner": MAX_ID_BYTES,
+    "due": 80,  # a handler's name and a time: see values/schedule.py
     "phase": 6 * MAX_PHASE,  # each character escaped
     "tag": KEY_BYTES + 1 + TEXT_BYTES,
     "collection": COLLECTION_BYTES,
@@ -111,6 +112,7 @@ records = Table(
     Column("lifetime", TEXT, nullable=True),
     Column("phase", TEXT, nullable=True),
     Column("size", BigInteger, nullable=True),
+    Column("due", TEXT, nullable=True),
     # Otherwise SQLite reuses the key of an erased record, and a reader that has just looked up the key reads the new
     # record.
     sqlite_autoincrement=True,
@@ -123,6 +125,7 @@ _of_some("records_owned", records.c.owner, records.c.namespace, records.c.owner,
 _of_some("records_phased", records.c.phase, records.c.namespace, records.c.phase, *_NEWEST)
 _of_some("records_forked", records.c.parent, records.c.namespace, records.c.parent)
 _of_some("records_mortal", records.c.lifetime, records.c.namespace, records.c.partition, records.c.record)
+_of_some("records_due", records.c.due, records.c.namespace, records.c.partition, records.c.due, records.c.record)
 
 # `data` has the operations of a commit. One that adds a message has no value: `messages` has it under the operation's
 # number. Nor has one that puts an item: `items` has it under the change's version.

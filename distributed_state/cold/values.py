@@ -111,6 +111,7 @@ class Wanted:
     changed_from_ms: int | None = None
     changed_to_ms: int | None = None
     size: int | None = None
+    stuck: bool = False
 
     @property
     def by_id(self) -> bool:
@@ -169,6 +170,14 @@ class Quarantined:
     reason: str
     data: bytes
     time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class DueRow:
+    """A session with a handler; `due`: see `Schedule.column`."""
+
+    record: str
+    due: str
 
 
 @dataclass(frozen=True, slots=True)

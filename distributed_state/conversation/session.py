@@ -465,7 +465,12 @@ class AsyncSession(AsyncRecord):
         return AsyncOutput(self._context, request_id, after, wait, notices)
 
     async def post(
-        self, message: Message | dict[str, Any], *, request_id: str | None = None, durability: str | None = None
+        self,
+        message: Message | dict[str, Any],
+        *,
+        request_id: str | None = None,
+        handler: str | None = None,
+        durability: str | None = None,
     ) -> int:
         """Leave a message for a turn of this session, even while another turn runs; return its number in the inbox.
 
@@ -481,7 +486,7 @@ class AsyncSession(AsyncRecord):
         `remembered_requests`: repeated, it returns the same number. Raises Backpressure if `inbox_limit` inputs or
         `inbox_bytes` wait already.
         """
-        return await inbox.post(self._context, message, request_id, durability)
+        return await inbox.post(self._context, message, request_id, handler, durability)
 
     async def inbox(self) -> list[Input]:
         """The inputs that wait for a turn, in the order in which they were accepted."""
@@ -493,6 +498,46 @@ class AsyncSession(AsyncRecord):
         A turn that runs may have read it already, and may still answer it.
         """
         return await inbox.withdraw(self._context, number)
+
+    async def wake(
+        self,
+        text: str = "",
+        *,
+        after: float | None = None,
+        at: float | None = None,
+        name: str = "",
+        every: float | None = None,
+        handler: str | None = None,
+        durability: str | None = None,
+    ) -> None:
+        """Begin a turn later: a worker that has the session's handler is given `text` in `turn.inbox` then.
+
+        Example::
+
+            await session.wake("Ask whether the flight was on time.", after=3600, name="flight", handler="support")
+            assert [each.wake for each in await session.wakes()] == ["flight"]
+
+        `after` is in seconds, `at` in seconds since 1970 by the server's clock; with `every` it repeats, after so many
+        seconds from when it was due. A wake replaces the one with its name that has not been served. Wakes are kept
+        like inputs: a rollback leaves them, a deletion or expiry ends them.
+        """
+        later = inbox.Later(text, after, at, every)
+        await inbox.wake(self._context, later, name, handler, durability)
+
+    async def wakes(self) -> list[Input]:
+        """Read the wakes that are set, the next one first; `time` is when each is due. One round trip."""
+        return await inbox.read_wakes(self._context)
+
+    async def cancel_wake(self, name: str = "") -> bool:
+        """Remove a wake; False if none with this name is set. A turn that runs may have read it already."""
+        return await inbox.cancel_wake(self._context, name)
+
+    async def retry(self) -> bool:
+        """Let a worker try again now after its handler failed; False if the last turn did not fail.
+
+        Raises NotFound if the session has no handler.
+        """
+        return await inbox.retry(self._context)
 
     async def stop(
         self,

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, overload
 
 from distributed_state.conversation import agent_state, inbox, request_log, window
@@ -42,7 +42,7 @@ from distributed_state.tiers import read as read_path
 from distributed_state.tiers.durability import ensure_version
 from distributed_state.values import chance, codec
 from distributed_state.values.levels import level_of
-from distributed_state.values.model import SUMMARY, Message
+from distributed_state.values.model import FAILURE, SUMMARY, Message
 from distributed_state.values.turn_times import operation_of
 from distributed_state.warm.lease import AsyncLease
 from distributed_state.warm.output import Taken
@@ -96,6 +96,8 @@ class AsyncTurn(Transaction):
 
     _inputs: Sequence[Input] | None = None  # None: those of the entry
     _taken: tuple[Input, ...] = ()
+    _wakes: Mapping[str, inbox.Later] = MappingProxyType({})
+    _mode = b""  # how the commit changes the schedule of a session with a handler: see schedule.lua
 
     written: Written | None
     """After the end: the turn's version, and the number of its first message. None: nothing changed."""
@@ -205,7 +207,7 @@ class AsyncTurn(Transaction):
         """The inputs that wait for a turn and that this one has not taken, oldest first: see `session.post`."""
         self._context.allow("read", MESSAGES)
         if self._inputs is None:
-            self._inputs = inbox.waiting(self._workspace.entry)
+            self._inputs = inbox.waiting(self._workspace.entry, self._tiers.clock.now())
         taken = {each.number for each in self._taken}
         return tuple(each for each in self._inputs if each.number not in taken)
 
@@ -221,6 +223,20 @@ class AsyncTurn(Transaction):
         if tags and not self._lease.lost:
             self._lease.output().note(Taken(tags))
         return found
+
+    def wake(
+        self,
+        text: str = "",
+        *,
+        after: float | None = None,
+        at: float | None = None,
+        name: str = "",
+        every: float | None = None,
+    ) -> None:
+        """Set a wake of the session with this turn: see `session.wake`. `after=0`: begin another turn at once."""
+        self._workspace.open()
+        self._context.allow("write", MESSAGES)
+        self._wakes = {**self._wakes, name: inbox.Later(text, after, at, every)}
 
     async def arrived(self) -> tuple[Input, ...]:
         """Look for inputs that were posted since the turn began or looked last, and add them to `inbox`.
@@ -512,8 +528,10 @@ class AsyncTurn(Transaction):
             kept = [begun.version, self._outcome, self.request_id, effect]
             most = context.store.settings.remembered_requests
             request_log.add(most, self._workspace.changes, begun, self._request, kept)
-        if self._taken:
-            inbox.take(self._workspace.changes, begun, self._taken, context.store.settings.remembered_requests)
+        if self._taken or self._wakes:
+            most = context.store.settings.remembered_requests
+            await self._tiers.clock.know()
+            inbox.take(self._workspace.changes, begun, self._taken, self._wakes, most, self._tiers.clock.now())
         changes = self._workspace.end()
         if (effect or changes) and self._tiers.leases.lock_value(context.text) != self._lease.lock_value:
             raise self._lease.fenced("nothing was sent")  # not lost, but ended with a surrounding lock
@@ -533,6 +551,8 @@ class AsyncTurn(Transaction):
                 user_draft = await self._user.prepare(effect)
         self._clock.stop()
         timed = signed._replace(operations=(*signed.operations, operation_of(self._clock.times)))
+        if (schedule := inbox.schedule_of(begun)) is not None:
+            timed = timed.scheduled(schedule.handler, self._mode)
         output = self._lease.ending_output(None)
         if output is not None:
             await output.flush()
@@ -553,3 +573,23 @@ class AsyncTurn(Transaction):
             self._state = agent_state.saved(self._state, context.keys, done.epoch, done.version)
         if effect and user_draft:
             await self._user.follow(effect, user_draft, done.version, self.request_id)
+
+
+class HandledTurn(AsyncTurn):
+    """A turn in which a worker calls the handler of a session."""
+
+    @property
+    def begun(self) -> CachedRecord:
+        """The session as it was when the turn began."""
+        return self._workspace.entry
+
+    @property
+    def taken(self) -> tuple[Input, ...]:
+        """The inputs that the handler has taken."""
+        return self._taken
+
+    def settle(self, mode: bytes, *, forgets: bool) -> None:
+        """Let the commit set when the session is due next, as in schedule.lua; `forgets` the last failure."""
+        self._mode = mode
+        if forgets:
+            self._workspace.open().reserved(FAILURE, None)

@@ -48,6 +48,10 @@ TYPES = (
         },
     ),
     EventType(
+        "turn.failed", _SESSION, "Its handler failed so often that the session is stuck: no worker tries again.",
+        {"handler": "its handler", "attempts": "how often it failed in a row", "error": "the class of the last error"},
+    ),
+    EventType(
         "conversation.deleted", "the record", "It was deleted or erased. An erased record keeps only this event.",
     ),
     EventType(

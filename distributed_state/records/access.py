@@ -110,6 +110,8 @@ def written(operations: Iterable[tuple[bytes, bytes, bytes]]) -> dict[tuple[Acti
     wanted: dict[tuple[Action, str | None], None] = {}
     for kind, name, _ in operations:
         items = kind in (b"p", b"q", b"n", b"y")  # whose names begin with anything
+        if kind == b"D":
+            continue  # when a worker serves the session, which the operations beside it decide
         if not items and (is_kept(name) or name in (TIMED, INITIALIZED)):
             continue  # internal fields of a turn, or parts of a field that was asked for already
         field: str | None = None
@@ -117,7 +119,7 @@ def written(operations: Iterable[tuple[bytes, bytes, bytes]]) -> dict[tuple[Acti
             field = ITEMS
         elif kind == b"l":
             field = VERSION
-        elif kind in (b"m", b"w", b"I", b"T") or name in (SUMMARY, START, SEGMENTS):
+        elif kind in (b"m", b"w", b"I", b"T", b"W") or name in (SUMMARY, START, SEGMENTS):
             field = MESSAGES
         elif name == PHASE:
             field = MOVES

@@ -705,13 +705,18 @@ class RemoteSession(RemoteRecord):
         return finish(self._core.stop(request_id, token=token, reason=reason, wait=wait))
 
     def post(
-        self, message: Message | dict[str, Any], *, request_id: str | None = None, durability: str | None = None
+        self,
+        message: Message | dict[str, Any],
+        *,
+        request_id: str | None = None,
+        handler: str | None = None,
+        durability: str | None = None,
     ) -> int:
         """Leave a message for a turn of this session, even while another turn runs; return its number in the inbox.
 
         A request id is accepted once; without one the request gets one, so that it may be sent again.
         """
-        return finish(self._core.post(message, request_id=request_id, durability=durability))
+        return finish(self._core.post(message, request_id=request_id, handler=handler, durability=durability))
 
     def inbox(self) -> list[Input]:
         """The inputs that wait for a turn, in the order in which they were accepted."""
@@ -1040,11 +1045,12 @@ class RemoteStore:
         changed_since: float | None = None,
         changed_before: float | None = None,
         larger_than: int | None = None,
+        stuck: bool = False,
     ) -> list[SessionInfo]:
         """List records, the most recently archived change first; `after` is the `cursor` of a previous page's last row.
 
         With `prefix` or `tags` the order is that of the ids. `fresh` also lists unarchived records. `phase`,
-        `changed_since`, `changed_before` and `larger_than` (bytes) restrict the list to matching records.
+        `changed_since`, `changed_before`, `larger_than` (bytes) and `stuck` restrict the list to matching records.
         """
         return finish(
             self._core.sessions(
@@ -1059,6 +1065,7 @@ class RemoteStore:
                 changed_since=changed_since,
                 changed_before=changed_before,
                 larger_than=larger_than,
+                stuck=stuck,
             )
         )
 

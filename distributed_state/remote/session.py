@@ -31,6 +31,7 @@ from distributed_state.remote.requests import (
 from distributed_state.results import Ended, Input, Lifetime, OutputPart, StopResult
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.model import Message
+from distributed_state.values.schedule import checked_handler
 from distributed_state.warm.lock import check_times
 
 _INTERVAL = 0.05  # seconds between two requests with chunks
@@ -388,7 +389,12 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         return StopResult(done["state"], done["version"])
 
     async def post(
-        self, message: Message | dict[str, Any], *, request_id: str | None = None, durability: str | None = None
+        self,
+        message: Message | dict[str, Any],
+        *,
+        request_id: str | None = None,
+        handler: str | None = None,
+        durability: str | None = None,
     ) -> int:
         """Leave a message for a turn of this session, even while another turn runs; return its number in the inbox.
 
@@ -398,9 +404,12 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         name_of(request_id)
         (given,) = values.messages([message])
         path = f"{self._place.path}/inbox"
+        body: dict[str, Any] = {"message": given}
+        if handler is not None:
+            body["handler"] = checked_handler(handler)
         if request_id is None:
-            return int((await self._place.requests.write("POST", path, {"message": given}))["number"])
-        body = {"message": given, "request_id": request_id}
+            return int((await self._place.requests.write("POST", path, body))["number"])
+        body["request_id"] = request_id
         return int((await self._place.requests.order("POST", path, body, repeatable=True))["number"])
 
     async def inbox(self) -> list[Input]:

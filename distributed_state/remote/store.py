@@ -218,11 +218,12 @@ class AsyncRemoteStore:
         changed_since: float | None = None,
         changed_before: float | None = None,
         larger_than: int | None = None,
+        stuck: bool = False,
     ) -> list[SessionInfo]:
         """List records, the most recently archived change first; `after` is the `cursor` of a previous page's last row.
 
         With `prefix` or `tags` the order is that of the ids. `fresh` also lists unarchived records. `phase`,
-        `changed_since`, `changed_before` and `larger_than` (bytes) restrict the list to matching records.
+        `changed_since`, `changed_before`, `larger_than` (bytes) and `stuck` restrict the list to matching records.
         """
         if type(limit) is not int or not 1 <= limit <= 1000:
             raise InvalidValue(f"limit is an int from 1 to 1000, not {limit!r}")
@@ -231,6 +232,7 @@ class AsyncRemoteStore:
             "user": user, "prefix": prefix, "limit": limit, "after": after, "fresh": fresh or None,
             "tag": [f"{escape(key)}:{text}" for key, texts in wanted.items() for text in texts], "phase": phase,
             "changed_since": changed_since, "changed_before": changed_before, "larger_than": larger_than,
+            "stuck": stuck or None,
         }  # fmt: skip
         kind = kind_of(Ref(scope, "any").scope)
         return [values.made(SessionInfo, each) for each in (await self._requests.read(f"/v1/{kind}", query))[kind]]

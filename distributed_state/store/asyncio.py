@@ -33,6 +33,7 @@ from distributed_state.store import maintenance
 from distributed_state.store.admin import AsyncAdmin
 from distributed_state.store.fleet import AsyncFleet
 from distributed_state.store.lifecycle import StoreLifecycle, blocking_of, hook, opened_remotely, resolve
+from distributed_state.store.work import Handlers
 from distributed_state.tiers import ambient
 from distributed_state.tiers import read as read_path
 from distributed_state.values import chance, field_ttl
@@ -73,6 +74,8 @@ class AsyncStateStore(AsyncFleet):
         guard = None if access is None else Guard(access)
         self._lifecycle = StoreLifecycle(settings, root.of, guard, blocking_of, credentials, search)
         self._context = self._lifecycle.context
+        self._handlers = Handlers()
+        self._session_of = self.session
         self._blocking = blocking
 
     @classmethod
@@ -144,6 +147,7 @@ class AsyncStateStore(AsyncFleet):
         Commits that are not archived in time stay in Redis, and a warning in the log says how many. Has no effect on a
         closed store.
         """
+        self.stop_working()
         await self._lifecycle.close()
 
     @property
@@ -443,6 +447,7 @@ class AsyncStateStore(AsyncFleet):
         changed_since: float | None = None,
         changed_before: float | None = None,
         larger_than: int | None = None,
+        stuck: bool = False,
     ) -> list[SessionInfo]:
         """List records, the most recently archived change first; `after` is the `cursor` of a previous page's last row.
 
@@ -464,14 +469,15 @@ class AsyncStateStore(AsyncFleet):
 
         With `phase`, lists only records in this phase of their state machine, by an index; with `changed_since` and
         `changed_before`, those whose last change is in between (seconds since 1970); with `larger_than`, those with
-        more committed bytes. `SessionInfo` says which figures are missing for old records.
+        more committed bytes; with `stuck`, those whose handler is not tried again (see `work`). `SessionInfo` says
+        which figures are missing for old records.
 
         Unarchived changes are listed only with `fresh`, which also reads the journals in Redis to their end and merges
         them into the page. The cost grows with the number of unarchived commits, which is small while SQL is available.
         """
         wanted = maintenance.wanted(
             scope=scope, limit=limit, user=user, prefix=prefix, tags=tags, after=after, phase=phase,
-            changed_since=changed_since, changed_before=changed_before, larger_than=larger_than,
+            changed_since=changed_since, changed_before=changed_before, larger_than=larger_than, stuck=stuck,
         )  # fmt: skip
         # A listing by tags reveals them.
         for field in (None, *([TAGS] if tags else []), *([MOVES] if phase is not None else [])):

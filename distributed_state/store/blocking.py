@@ -42,11 +42,13 @@ from distributed_state.store.blocking_contexts import Turn
 from distributed_state.store.blocking_events import Events
 from distributed_state.store.blocking_records import Record, Session, TypedRecord, TypedSession, as_record, as_session
 from distributed_state.store.lifecycle import core_of, hook, opened_remotely, resolve
+from distributed_state.store.work import Serves
 from distributed_state.values.encryption import Encryption
 from distributed_state.values.model import Ref
 from distributed_state.values.search import KINDS, Filter, Kind, Search, SearchHit
 
 H = TypeVar("H", bound=Handler)
+S = TypeVar("S", bound=Serves)
 
 
 class Batch:
@@ -739,6 +741,7 @@ class StateStore:
         changed_since: float | None = None,
         changed_before: float | None = None,
         larger_than: int | None = None,
+        stuck: bool = False,
     ) -> list[SessionInfo]:
         """List records, the most recently archived change first; `after` is the `cursor` of a previous page's last row.
 
@@ -760,7 +763,8 @@ class StateStore:
 
         With `phase`, lists only records in this phase of their state machine, by an index; with `changed_since` and
         `changed_before`, those whose last change is in between (seconds since 1970); with `larger_than`, those with
-        more committed bytes. `SessionInfo` says which figures are missing for old records.
+        more committed bytes; with `stuck`, those whose handler is not tried again (see `work`). `SessionInfo` says
+        which figures are missing for old records.
 
         Unarchived changes are listed only with `fresh`, which also reads the journals in Redis to their end and merges
         them into the page. The cost grows with the number of unarchived commits, which is small while SQL is available.
@@ -778,6 +782,7 @@ class StateStore:
                 changed_since=changed_since,
                 changed_before=changed_before,
                 larger_than=larger_than,
+                stuck=stuck,
             )
         )
 
@@ -938,6 +943,53 @@ class StateStore:
         with bodies.blocking():
             self._core.on(types, handler, group=group, since=since)
         return handler
+
+    @overload
+    def handler(self, name: str, serves: S) -> S: ...
+
+    @overload
+    def handler(self, name: str, serves: None = None) -> Callable[[S], S]: ...
+
+    def handler(self, name: str, serves: Any = None) -> Any:
+        """Add a handler of sessions: `serves(turn)` is called by `work` for each session of this handler that is due.
+
+        Example::
+
+            @store.handler("support")
+            def support(turn):
+                for each in turn.take():
+                    turn.append(each.message, {"role": "assistant", "content": "I am looking into it."})
+
+        A session gets its handler with `session.post(..., handler="support")` or `session.wake(..., handler="support")`
+        and keeps it. It is due while inputs wait, and when a wake is due. The function takes the inputs with
+        `turn.take()`; one that raises, or takes nothing, is called again later: see `work`. Without a function this
+        returns a decorator. Raises InvalidValue if the store has another handler of this name.
+        """
+        return self._core.handler(name, serves)
+
+    def work(
+        self, *, concurrency: int = 32, ttl: float = 30.0, max_attempts: int = 8, shutdown_timeout: float = 30.0
+    ) -> None:
+        """Serve sessions that are due, with this store's handlers, until the caller is cancelled or interrupted.
+
+        Any number of workers may do this. A session is served by one of them, in a turn: it holds the lease, of `ttl`
+        seconds, and its commit removes the inputs that it took. At most `concurrency` turns run at once, in tasks, or
+        in threads in the blocking API. If a worker dies, another one serves its sessions after `ttl` seconds. A handler
+        that raises is called again after one second, then two, four, at most 300. After `max_attempts` failures in a
+        row the session is *stuck*: `sessions(stuck=True)` lists it, and `session.retry()` begins again. A turn that
+        somebody stopped is not repeated. When `work` is cancelled, or by `stop_working`, it begins no further turn,
+        waits up to `shutdown_timeout` seconds for the running turns, and hands the others back. Raises InvalidValue
+        without a handler.
+        """
+        finish(
+            self._core.work(
+                concurrency=concurrency, ttl=ttl, max_attempts=max_attempts, shutdown_timeout=shutdown_timeout
+            )
+        )
+
+    def stop_working(self) -> None:
+        """Let this store's calls of `work` end, as if they were cancelled; from any thread, or a signal handler."""
+        self._core.stop_working()
 
     def off(self, handler: Handler) -> None:
         """Stop calling this handler. Returns when its current call has ended, at the latest after 5 s."""

@@ -194,6 +194,18 @@ class Turn(MutableMapping[str, Any]):
         """
         return self._core.take(*numbers)
 
+    def wake(
+        self,
+        text: str = "",
+        *,
+        after: float | None = None,
+        at: float | None = None,
+        name: str = "",
+        every: float | None = None,
+    ) -> None:
+        """Set a wake of the session with this turn: see `session.wake`. `after=0`: begin another turn at once."""
+        self._core.wake(text, after=after, at=at, name=name, every=every)
+
     def arrived(self) -> tuple[Input, ...]:
         """Look for inputs that were posted since the turn began or looked last, and add them to `inbox`.
 

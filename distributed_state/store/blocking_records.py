@@ -923,7 +923,12 @@ class Session(Record):
         return Output(self._core.output(request_id, after=after, wait=wait, notices=notices))
 
     def post(
-        self, message: Message | dict[str, Any], *, request_id: str | None = None, durability: str | None = None
+        self,
+        message: Message | dict[str, Any],
+        *,
+        request_id: str | None = None,
+        handler: str | None = None,
+        durability: str | None = None,
     ) -> int:
         """Leave a message for a turn of this session, even while another turn runs; return its number in the inbox.
 
@@ -939,7 +944,7 @@ class Session(Record):
         `remembered_requests`: repeated, it returns the same number. Raises Backpressure if `inbox_limit` inputs or
         `inbox_bytes` wait already.
         """
-        return finish(self._core.post(message, request_id=request_id, durability=durability))
+        return finish(self._core.post(message, request_id=request_id, handler=handler, durability=durability))
 
     def inbox(self) -> list[Input]:
         """The inputs that wait for a turn, in the order in which they were accepted."""
@@ -951,6 +956,47 @@ class Session(Record):
         A turn that runs may have read it already, and may still answer it.
         """
         return finish(self._core.withdraw(number))
+
+    def wake(
+        self,
+        text: str = "",
+        *,
+        after: float | None = None,
+        at: float | None = None,
+        name: str = "",
+        every: float | None = None,
+        handler: str | None = None,
+        durability: str | None = None,
+    ) -> None:
+        """Begin a turn later: a worker that has the session's handler is given `text` in `turn.inbox` then.
+
+        Example::
+
+            session.wake("Ask whether the flight was on time.", after=3600, name="flight", handler="support")
+            assert [each.wake for each in session.wakes()] == ["flight"]
+
+        `after` is in seconds, `at` in seconds since 1970 by the server's clock; with `every` it repeats, after so many
+        seconds from when it was due. A wake replaces the one with its name that has not been served. Wakes are kept
+        like inputs: a rollback leaves them, a deletion or expiry ends them.
+        """
+        finish(
+            self._core.wake(text, after=after, at=at, name=name, every=every, handler=handler, durability=durability)
+        )
+
+    def wakes(self) -> list[Input]:
+        """Read the wakes that are set, the next one first; `time` is when each is due. One round trip."""
+        return finish(self._core.wakes())
+
+    def cancel_wake(self, name: str = "") -> bool:
+        """Remove a wake; False if none with this name is set. A turn that runs may have read it already."""
+        return finish(self._core.cancel_wake(name))
+
+    def retry(self) -> bool:
+        """Let a worker try again now after its handler failed; False if the last turn did not fail.
+
+        Raises NotFound if the session has no handler.
+        """
+        return finish(self._core.retry())
 
     def stop(
         self, request_id: str | None = None, *, token: int | None = None, reason: str | None = None, wait: float = 5.0

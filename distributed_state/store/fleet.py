@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
+from distributed_state.conversation.session import AsyncSession
 from distributed_state.errors import (
     InvalidValue,
     StateError,
@@ -32,6 +33,7 @@ from distributed_state.records.context import StoreContext
 from distributed_state.records.record import AsyncRecord
 from distributed_state.results import Event, Replica
 from distributed_state.store.doctor import ages
+from distributed_state.store.work import Handlers, Plan, Serves, SessionWorker
 from distributed_state.tiers import ambient, durability
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec
@@ -41,6 +43,7 @@ from distributed_state.warm.answers import PartitionState
 
 log = logging.getLogger(__name__)
 H = TypeVar("H", bound=Handler)
+S = TypeVar("S", bound=Serves)
 MAX_EVENT_BYTES = 256 * 1024
 _LONGEST_PATH = 4096  # characters, also of a name
 
@@ -50,6 +53,8 @@ class AsyncFleet:
     """The part of a store that concerns the whole fleet: events, agents, replicas, leases, the config, the audit."""
 
     _context: StoreContext
+    _handlers: Handlers
+    _session_of: Callable[[str], AsyncSession]
 
     async def emit(self, type: str, data: Mapping[str, Any] | None = None, *, subject: str | AsyncRecord = "") -> Event:
         """Publish an event to every replica and to the archive; return it as written.
@@ -177,6 +182,59 @@ class AsyncFleet:
         events = self.events(*chosen, group=group, since=since)
         tiers.handlings.append(Handling(tiers, events, handler))
         return handler
+
+    @overload
+    def handler(self, name: str, serves: S) -> S: ...
+    @overload
+    def handler(self, name: str, serves: None = None) -> Callable[[S], S]: ...
+    def handler(self, name: str, serves: Any = None) -> Any:
+        """Add a handler of sessions: `serves(turn)` is called by `work` for each session of this handler that is due.
+
+        Example::
+
+            @store.handler("support")
+            async def support(turn):
+                for each in turn.take():
+                    turn.append(each.message, {"role": "assistant", "content": "I am looking into it."})
+
+        A session gets its handler with `session.post(..., handler="support")` or `session.wake(..., handler="support")`
+        and keeps it. It is due while inputs wait, and when a wake is due. The function takes the inputs with
+        `turn.take()`; one that raises, or takes nothing, is called again later: see `work`. Without a function this
+        returns a decorator. Raises InvalidValue if the store has another handler of this name.
+        """
+        if serves is None:
+            return lambda given: self.handler(name, given)
+        self._handlers.add(name, serves)
+        return serves
+
+    async def work(
+        self, *, concurrency: int = 32, ttl: float = 30.0, max_attempts: int = 8, shutdown_timeout: float = 30.0
+    ) -> None:
+        """Serve sessions that are due, with this store's handlers, until the caller is cancelled or interrupted.
+
+        Any number of workers may do this. A session is served by one of them, in a turn: it holds the lease, of `ttl`
+        seconds, and its commit removes the inputs that it took. At most `concurrency` turns run at once, in tasks, or
+        in threads in the blocking API. If a worker dies, another one serves its sessions after `ttl` seconds. A handler
+        that raises is called again after one second, then two, four, at most 300. After `max_attempts` failures in a
+        row the session is *stuck*: `sessions(stuck=True)` lists it, and `session.retry()` begins again. A turn that
+        somebody stopped is not repeated. When `work` is cancelled, or by `stop_working`, it begins no further turn,
+        waits up to `shutdown_timeout` seconds for the running turns, and hands the others back. Raises InvalidValue
+        without a handler.
+        """
+        plan = Plan(concurrency, ttl, max_attempts, shutdown_timeout)
+        self._context.allow("lock", scope="session")
+        tiers = self._context.tiers()
+        worker = SessionWorker(tiers, self._handlers, plan, self._session_of, self._context.dressed)
+        self._handlers.working.append(worker)
+        try:
+            await worker.run()
+        finally:
+            self._handlers.working.remove(worker)
+
+    def stop_working(self) -> None:
+        """Let this store's calls of `work` end, as if they were cancelled; from any thread, or a signal handler."""
+        for each in list(self._handlers.working):
+            each.stop()
 
     async def off(self, handler: Handler) -> None:
         """Stop calling this handler. Returns when its current call has ended, at the latest after 5 s."""

@@ -33,6 +33,7 @@ from distributed_state.values.codec import Codec
 from distributed_state.values.journal import JournalEntry, Op, State, fold, item_of, pack, unpack
 from distributed_state.values.model import (
     DELETED,
+    FAILURE,
     INBOX,
     INITIALIZED,
     ITEMS,
@@ -42,6 +43,7 @@ from distributed_state.values.model import (
     PARENT,
     PHASE,
     REQUEST,
+    SCHEDULE,
     SCHEMA,
     SEGMENTS,
     START,
@@ -57,6 +59,7 @@ from distributed_state.values.model import (
     is_value,
     unescape,
 )
+from distributed_state.values.schedule import Schedule
 from distributed_state.values.search import MOST as MOST_TAGS
 from distributed_state.values.search import tag_of
 from distributed_state.warm.lease import AsyncLease
@@ -150,7 +153,15 @@ def check_reserved(name: bytes, value: bytes) -> None:
         idle, _, until = value.partition(b" ")
         digits(name, idle), digits(name, until)
     elif name == INBOX:
-        _following, _entries, _bytes = (digits(name, number) for number in value.split(b" "))
+        counts = value.split(b" ")
+        _following, _entries, _bytes = (digits(name, number) for number in counts[:3])
+        for wake in counts[3:]:
+            _wake, _due = (digits(name, each) for each in wake.split(b":"))
+    elif name == SCHEDULE:
+        Schedule.read(value)
+    elif name == FAILURE:
+        if not value.decode().isprintable():
+            raise ValueError("#be is not the name of an error")
     elif name[:2] == INBOX:
         number, *_served = (digits(name, each) for each in value.split(b" ", 1))
         if name[2:3] != b"q" or not number:
@@ -172,8 +183,10 @@ def check_text(name: bytes, text: bytes) -> None:
     elif name[:2] == REQUEST and not (isinstance(value, list) and len(value) in (1, 4) and type(value[0]) is int):
         raise ValueError(f"{key!r:.80} is not the result of a request")
     elif is_input(name):
-        message, request_id = value
+        message, request_id, *wake = value
         codec.as_message(message)
+        if wake and not (len(wake) == 2 and isinstance(wake[0], str)):
+            raise ValueError(f"{key!r:.80} is not a wake")
         if request_id is not None and not isinstance(request_id, str):
             raise ValueError(f"{key!r:.80} has the request {request_id!r:.80}")
 
@@ -217,6 +230,7 @@ def operation_of(operation: Any) -> tuple[bytes, bytes, bytes]:
     return raw(kind), raw(name), raw_value(value)
 
 
+_LEFT_OUT = (LIFETIME, SCHEDULE)
 _EVENT = re.compile(r"[0-9A-Za-z]{1,64}\.\d{1,19}\.[0-9A-Za-z]{1,64}", re.ASCII)
 
 
@@ -467,7 +481,10 @@ class ImportedFile:
     def _check_inbox(self) -> None:
         """Raise ValueError unless the inputs are counted as commit.lua counts them. Their bytes may have changed."""
         inputs = [digits(name, name[2:]) for name in self._fields if is_input(name)]
-        following, entries, _ = (int(number) for number in self._fields.get(INBOX, b"1 0 0").split())
+        counts = self._fields.get(INBOX, b"1 0 0").split()
+        following, entries, wakes = int(counts[0]), int(counts[1]), counts[3:]
+        if unknown := {int(each.split(b":")[0]) for each in wakes} - set(inputs):
+            raise ValueError(f"input {min(unknown)} is a wake, and is not there")
         if entries != len(inputs) or entries > MOST_INPUTS:
             raise ValueError(f"an inbox of {len(inputs)} inputs has {entries}")
         if not following or not all(0 < number < following for number in inputs):
@@ -490,8 +507,8 @@ class Reencoded:
         # The order matters: runs of messages name the writers of messages that follow.
         self.base = given.base
         if given.base is not None:
-            # The lifetime is left out: an old copy would expire at once.
-            kept = {name: value for name, value in given.base.fields.items() if name != LIFETIME}
+            # The lifetime is left out: an old copy would expire at once. So is the handler: it would run at once.
+            kept = {name: value for name, value in given.base.fields.items() if name not in _LEFT_OUT}
             if ITEMS in kept:
                 kept[ITEMS] = b"%d" % given.base.version  # the file holds the items of that state
             self.base = replace(given.base, fields={name: self._field(name, value) for name, value in kept.items()})
@@ -504,7 +521,7 @@ class Reencoded:
 
     def _ops(self, data: bytes) -> Iterator[Op]:
         for op in unpack(data):
-            if op.name == LIFETIME:
+            if op.name in _LEFT_OUT:
                 continue
             if op.kind == b"m":
                 yield op._replace(value=self._message(op.value, self._source.record))

@@ -69,6 +69,7 @@ def wanted(
     changed_since: float | None = None,
     changed_before: float | None = None,
     larger_than: int | None = None,
+    stuck: bool = False,
 ) -> Wanted:
     """The arguments of `store.sessions` as the page of a listing. Raises InvalidValue."""
     if type(limit) is not int or not 1 <= limit <= 1000:
@@ -92,6 +93,7 @@ def wanted(
         changed_from_ms=None if changed_since is None else math.ceil(changed_since * 1000),
         changed_to_ms=None if changed_before is None else math.ceil(changed_before * 1000),
         size=None if larger_than is None else larger_than + 1,
+        stuck=stuck,
     )
 
 

@@ -72,6 +72,7 @@ class DueLooks:
 
 
 log = logging.getLogger(__name__)
+_FILLED = "lifetimes"  # the field of a partition's meta: see due.lua
 _AT_ONCE = 1000
 _PAGE = 1000
 _PRUNED = 1000
@@ -133,7 +134,7 @@ class Reaper(JobWorker):
         most = max(10, _AT_ONCE // len(partitions))
         began = self._port.monotonic()
         keys = map(self._tiers.keys.partition, asked)
-        answers = await self._port.scripts([(DUE, [each.lifetimes, each.meta], [most]) for each in keys])
+        answers = await self._port.scripts([(DUE, [each.lifetimes, each.meta], [most, _FILLED, ""]) for each in keys])
         due, unfilled, empty, more = list[Due](), dict[int, str](), list[int](), False
         away: Unavailable | None = None
         for partition, answer in zip(asked, answers, strict=True):
@@ -271,7 +272,9 @@ class Reaper(JobWorker):
                 keys = self._tiers.keys.partition(partition)
                 # Each exchange has one call for a partition: the last call marks the set as filled with its last
                 # members.
-                calls.append((FILL, [keys.lifetimes, keys.meta], [epochs[partition], last, *members[partition]]))
+                calls.append(
+                    (FILL, [keys.lifetimes, keys.meta], [epochs[partition], last, _FILLED, *members[partition]])
+                )
             await self._send(calls)
             after = rows[-1].record if rows else ""
 

@@ -100,6 +100,7 @@ class Tiers:
         self.start = self.recovery.start
         self.refill = Refill(port, self.warm, self.hot, self.link, keys, self.see, self.start)
         self.known_ids = KnownIds()
+        self.handlers = KnownIds()  # handlers of sessions, by their texts
         self.confirming = Confirming(port, self.warm, settings)
         self.leases = Leases(
             port, self.warm, self.link, self.start, on_granted=self._lock_granted, on_lost=self._lock_lost
@@ -521,6 +522,7 @@ class KnownIds(dict[str, str]):
     """The ids that this replica knows: those of records that it wrote, and of records that SQL did not have.
 
     The key is a record's text; the value is "" if it exists, else the hydration token under which SQL did not have it.
+    The handlers of sessions are kept in the same way.
     """
 
     def __init__(self) -> None:

@@ -389,6 +389,14 @@ class Changes:
                 raise TooLarge(f"an input of {len(data)} bytes is more than {name}={getattr(self._settings, name)}")
         self._last.append((b"I", tag, _compact(data)))
 
+    def wake(self, tag: bytes, when: bytes, text: str, name: str, every: float | None) -> None:
+        """Add an input that is due later, in place of one with this tag that waits; `when` as in inbox.lua."""
+        message = self._prepared({"role": "system", "content": text}).to_dict()
+        data = self._codec.seal(codec.encode([message, None, name, every], "text"), codec.MESSAGE)
+        if len(data) > self._settings.max_message_bytes:
+            raise TooLarge(f"a wake of {len(data)} bytes is more than max_message_bytes")
+        self._last.append((b"W", tag, b"%b %b" % (when, data)))
+
     def take(self, inputs: Mapping[int, bytes], forgotten: Mapping[int, bytes]) -> None:
         """Take inputs out of the inbox, and forget requests: the tag of the request by the number of the input."""
         self._last.append((b"T", _numbered(forgotten), _numbered(inputs)))

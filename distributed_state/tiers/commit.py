@@ -48,6 +48,7 @@ from distributed_state.warm.answers import (
     Committed,
     Draft,
     Expectations,
+    HasHandler,
     Swap,
     Uninitialised,
     UnknownItems,
@@ -246,6 +247,8 @@ async def _supply_and_resend(
             op.creation = answer.token if entry is not None and entry.version == 0 else ""
         elif isinstance(answer, Uninitialised):
             await tiers.start(keys.partition)
+        elif isinstance(answer, HasHandler):
+            draft = _with_handler(tiers, keys, draft, answer.handler)
         elif isinstance(answer, UnknownItems):
             op.sql_versions = await sql_versions(tiers, keys, draft, answer)
         elif isinstance(answer, Unsure):
@@ -255,6 +258,14 @@ async def _supply_and_resend(
         op.listening = tiers.link.subscribed_as(keys.channel)
         answer = await tiers.warm.commit(keys, draft, op, trailing_call)
     raise WarmUnavailable(f"{keys.ref.text[:200]}: comes and goes faster than it can be changed")
+
+
+def _with_handler(tiers: Tiers, keys: RecordKeys, draft: Draft, handler: str) -> Draft:
+    """The change with the session's handler. Raises Conflict if the caller named another one."""
+    if draft.handler and any(kind == b"D" and mode == b"h" for kind, _, mode in draft.operations):
+        raise Conflict(f"{keys.ref.text[:200]}: its handler is {handler!r}, not {draft.handler!r}")
+    tiers.handlers.add(keys.ref.text, handler)
+    return draft.scheduled(handler)
 
 
 def _with_swaps(keys: RecordKeys, draft: Draft, swap: Swap, now: float) -> Draft:

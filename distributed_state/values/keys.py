@@ -33,6 +33,11 @@ def tag(partition: int, partitions: int) -> str:
     return f"{partition}.{n}"
 
 
+def due_of(lifetimes: bytes, handler: str) -> bytes:
+    """The due set of a handler in the partition with this set of lifetimes."""
+    return b"%bdue:%b" % (lifetimes.removesuffix(b"lifetimes"), handler.encode())
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionKeys:
     """The keys of a partition that do not belong to one record."""
@@ -46,6 +51,15 @@ class PartitionKeys:
     lifetimes: bytes  # sorted set: sessions that end by themselves, by the time of the next check
     gathering: bytes  # string, temporary: replicas report unarchived commits, because Redis lost data
     leases: bytes  # sorted set: the locked records, by their fencing tokens
+    due_channel: bytes  # channel: the due set of a session that has become due, for workers with its handler
+
+    def due_of(self, handler: str) -> bytes:
+        """A sorted set: the sessions with this handler, by when they are due."""
+        return due_of(self.lifetimes, handler)
+
+    def worker(self, handler: str) -> bytes:
+        """A string: the worker that serves the partition's sessions with this handler, with a TTL."""
+        return due_of(self.lifetimes, handler) + b":worker"
 
     @property
     def emit_keys(self) -> tuple[bytes, ...]:
@@ -76,7 +90,12 @@ class RecordKeys:
     stop: bytes  # string, temporary: the lock value of the holder that is asked to stop, and why
     output: bytes  # stream, temporary: chunks of turns; an entry is named by the token and its last chunk's number
     output_channel: bytes  # channel: entries of the output, and stops, for followers of turns
+    due_channel: bytes  # channel: the due set of a session that has become due, for workers with its handler
     commit_keys: tuple[bytes, ...] = field(init=False, compare=False, repr=False)
+
+    def due_of(self, handler: str) -> bytes:
+        """A sorted set: the sessions of its partition with this handler, by when they are due."""
+        return due_of(self.lifetimes, handler)
 
     def stop_of(self, tag: str) -> bytes:
         """A string, temporary: why the workflow of the request with this tag is to stop before its next step."""
@@ -169,7 +188,7 @@ class Keys:
 
     def _partition(self, partition: int) -> PartitionKeys:
         prefix = f"{self.namespace}:{{{tag(partition, self.partitions)}}}"
-        named = ("journal", "meta", "archiver", "events", "e", "lifetimes", "gathering", "leases")
+        named = ("journal", "meta", "archiver", "events", "e", "lifetimes", "gathering", "leases", "due")
         return PartitionKeys(partition, *(f"{prefix}:{name}".encode() for name in named))
 
     def gathered(self, partition: int, token: str) -> bytes:
@@ -179,6 +198,10 @@ class Keys:
     def team(self, group: str) -> bytes:
         """A sorted set: the members of a group of consumers, and the time until which each counts."""
         return f"{self.namespace}:g:{escape(group)}".encode()
+
+    def workers(self, handler: str) -> bytes:
+        """A sorted set: the workers with this handler, and the time until which each counts."""
+        return f"{self.namespace}:w:{handler}".encode()
 
     def group(self, partition: int, group: str) -> tuple[bytes, bytes]:
         """Strings: the member of a group that handles a partition's events, with a TTL, and the group's position."""
@@ -209,4 +232,5 @@ class Keys:
             stop=f"{record}:lock:stop".encode(),
             output=f"{prefix}:o:{ref.text}".encode(),
             output_channel=f"{prefix}:oc:{ref.text}".encode(),
+            due_channel=f"{prefix}:due".encode(),
         )

@@ -25,7 +25,8 @@ from distributed_state.values import codec, field_ttl
 from distributed_state.values.journal import Operation
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.levels import Level
-from distributed_state.values.model import DELETED, INBOX, ITEMS, PHASE, SCHEMA, deleted_error
+from distributed_state.values.model import DELETED, INBOX, ITEMS, PHASE, SCHEDULE, SCHEMA, deleted_error
+from distributed_state.values.schedule import Schedule
 from distributed_state.values.search import MOST
 
 REFUSALS = (
@@ -34,6 +35,7 @@ REFUSALS = (
 )
 _SHOWN = {PHASE: "phase", SCHEMA: "schema version"}
 _PLAIN = frozenset((b"s", b"d"))  # operations that are in the journal as they were sent
+_OF_INBOX = frozenset((b"I", b"T", b"W", b"D"))
 _REPEATED = 6  # words of an answer that repeats a lost one: known_op.lua
 
 Expectations = Sequence[tuple[bytes, bytes | None]]
@@ -48,6 +50,7 @@ class Draft(NamedTuple):
     - `events`: additional operations: lifecycle events ('e') and another lifetime ('x'); see operations.lua.
     - `ends_output`: the operation that ends what a turn streamed, to those who follow it; None: it streamed nothing.
     - `lifetime`: of a session that begins with this commit: idle and total, in ms, 0 for no end.
+    - `handler`: of the session, if the change may affect when the session is served; it then has an operation 'D'.
 
     Conditions, all checked by commit.lua:
 
@@ -78,6 +81,12 @@ class Draft(NamedTuple):
     expected_items: Sequence[Operation] = ()
     creation: str = ""
     ends_output: Operation | None = None
+    handler: str = ""
+
+    def scheduled(self, handler: str, mode: bytes = b"") -> Draft:
+        """The change as one of a session with this handler; `mode` as in schedule.lua."""
+        operations = [each for each in self.operations if each[0] != b"D"]
+        return self._replace(operations=(*operations, (b"D", handler.encode(), mode)), handler=handler)
 
 
 class Committed(NamedTuple):
@@ -152,7 +161,7 @@ class Committed(NamedTuple):
                 number += 1
             elif operation == b"r":
                 each = (b"s", name, field_ttl.note(value, self.version))
-            elif operation == b"I" or operation == b"T":
+            elif operation in _OF_INBOX:
                 inputs = (*inputs, each)  # commit.lua does these last
                 continue
             elif operation == b"w":
@@ -177,8 +186,21 @@ class Committed(NamedTuple):
 
 
 def _of_inbox(operation: Operation, results: Iterator[int], version: int, time_ms: int) -> Iterator[Operation]:
-    """The operations that commit.lua makes of one on the inbox."""
+    """The operations that commit.lua makes of one on the inbox, or on the schedule."""
     kind, name, value = operation
+    if kind == b"D":
+        due, failed, retry, written = [next(results) for _ in range(4)]
+        if written:
+            at, after = (None if each < 0 else each for each in (due, retry))
+            yield b"s", SCHEDULE, Schedule(name.decode(), at, failed, after, retry == -2).stored
+        return
+    if kind == b"W":
+        if replaced := next(results):
+            yield b"d", INBOX + b"%d" % replaced, b""
+        time_ms = next(results)
+        value = value.partition(b" ")[2]
+        if not time_ms:
+            name = kind = b""  # it was cancelled meanwhile
     if kind == b"T":
         for each in value.split():
             number, _, request = each.partition(b":")
@@ -189,11 +211,12 @@ def _of_inbox(operation: Operation, results: Iterator[int], version: int, time_m
         for each in name.split():
             if next(results):
                 yield b"d", INBOX + b"q" + each.partition(b":")[2], b""
-    following, entries, used = next(results), next(results), next(results)
-    if kind == b"I":
+    following, entries, used, wakes = [next(results) for _ in range(4)]
+    if kind in (b"I", b"W"):
         yield b"s", INBOX + b"%d" % (following - 1), field_ttl.note(value, time_ms)
-    yield b"s", INBOX, b"%d %d %d" % (following, entries, used)
-    if kind == b"I" and name:
+    pending = b"".join(b" %d:%d" % (next(results), next(results)) for _ in range(wakes))
+    yield b"s", INBOX, b"%d %d %d%b" % (following, entries, used, pending)
+    if kind in (b"I", b"W") and name:
         yield b"s", INBOX + b"q" + name, b"%d" % (following - 1)
 
 
@@ -293,7 +316,14 @@ class Unsure:
     late: bool
 
 
-Answer = Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure
+@dataclass(frozen=True, slots=True)
+class HasHandler:
+    """The session has this handler, which the change does not name."""
+
+    handler: str
+
+
+Answer = Committed | Cold | Swap | Uninitialised | UnknownItems | Unsure | HasHandler
 """An answer of commit.lua to a write that it does not refuse."""
 
 

@@ -46,6 +46,7 @@ from distributed_state.warm.answers import (
     Answer,
     Cold,
     Draft,
+    HasHandler,
     HeldItem,
     KnownItems,
     ListedItems,
@@ -300,7 +301,7 @@ class Warm(RetryingClient):
         op.sent = arguments
         for operation in draft.operations:
             arguments += operation
-        if not events and not draft.items and draft.ends_output is None:
+        if not events and not draft.items and draft.ends_output is None and not draft.handler:
             return self._commit, keys.commit_keys, arguments
         ends = False
         for event in events:
@@ -311,10 +312,12 @@ class Warm(RetryingClient):
         if draft.items:
             more += [word for operation in (*op.sql_versions, *draft.expected_items) for word in operation]
         touched = (*keys.commit_keys, *keys.event_keys)
-        if draft.ends_output is not None:
-            more += draft.ends_output
+        if draft.ends_output is not None or draft.handler:
+            more += draft.ends_output or ()
             items = keys.items if draft.items else keys.output
             touched = (*touched, keys.lifetimes, items, keys.output, keys.output_channel)
+            if draft.handler:
+                touched = (*touched, keys.due_of(draft.handler), keys.due_channel)
         elif draft.items:
             touched = (*touched, keys.lifetimes, keys.items)
         elif ends:
@@ -350,6 +353,8 @@ class Warm(RetryingClient):
             return UnknownItems(answer[1].decode(), int(answer[2]))
         if word == b"uninitialised":
             return Uninitialised()
+        if word == b"handler":
+            return HasHandler(answer[1].decode())
         if word in (b"unsure", b"late"):
             return Unsure(int(answer[1]), answer[2].decode(), word == b"late")
         if word == b"posted":

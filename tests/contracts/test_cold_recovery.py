@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from distributed_state.cold.store import ColdStore
-from distributed_state.cold.values import RESOLVED, Archived, Backfilled, Cursor, Held, Minted
+from distributed_state.cold.values import RESOLVED, Archived, Backfilled, Cursor, Held, Minted, Wanted
 from distributed_state.values.journal import Happened, JournalEntry, Loaded, State, pack
+from distributed_state.values.schedule import due_ms
 from tests.journals import EVERYTHING, Journal, put, shown
 
 LATELY = 600.0  # seconds
@@ -249,6 +250,29 @@ def test_records_with_a_lifetime_are_listed_in_order(cold: ColdStore, journal: J
         ("session:b", 0, "5000 0"),
     ]
     assert cold.mortal([1], after="", limit=9) == []
+
+
+@pytest.mark.parametrize("limit", [1, 9])
+def test_sessions_with_a_handler_are_listed_as_they_are_due(cold: ColdStore, journal: Journal, limit: int) -> None:
+    for name, stored in {
+        "c": "a 5000 0 -", "b": "a 5000 2 4000", "late": "a 70000 0 -", "idle": "a - 0 -", "stuck": "a - 8 !",
+        "gone": "a 1 0 -", "cleared": "a 1 0 -", "other": "ab 1 0 -",
+    }.items():  # fmt: skip
+        journal.commit(f"session:{name}", put("#bh", stored))
+    journal.delete("session:gone")
+    journal.commit("session:cleared", (b"c", b"##", b""))
+    journal.flush()
+    found, after = [], None
+    while page := cold.due(0, "a", after=after, limit=limit):
+        found += page
+        after = page[-1]
+    assert [(each.record, due_ms(each.due)) for each in found] == [
+        ("session:b", 5000),
+        ("session:c", 5000),
+        ("session:late", 70000),
+    ]
+    assert cold.due(1, "a", after=None, limit=9) == []
+    assert [row.record for row in cold.listing(Wanted("session", 9, stuck=True), [])] == ["session:stuck"]
 
 
 def test_the_last_lifecycle_event_of_each_open_epoch_is_known(cold: ColdStore, journal: Journal) -> None:

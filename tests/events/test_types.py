@@ -59,9 +59,9 @@ async def test_events_hold_what_the_table_says() -> None:
             event = await events.next(timeout=10)
             received.setdefault(event.type, set()).update(event.data)
     assert received == {name: KNOWN[name] for name in received}
-    # Those that take a failure, time or a command: `tests/faults`, the other files of this folder and
-    # `tests/store/test_planned_maintenance.py` have each of them.
+    # Those that take a failure, time or a command: `tests/faults`, the other files of this folder,
+    # `tests/store/test_planned_maintenance.py` and `tests/store/test_work.py` have each of them.
     assert set(KNOWN) - set(received) == {
         "conversation.diverged", "conversation.repaired", "session.expired", "lock.lost", "replica.lost", "resync",
-        "maintenance.announced", "maintenance.ended",
+        "maintenance.announced", "maintenance.ended", "turn.failed",
     }  # fmt: skip

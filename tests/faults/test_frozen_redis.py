@@ -206,6 +206,10 @@ CALLS: dict[str, Callable[[Place], Awaitable[Any]]] = {
     "AsyncSession.post": lambda at: at.session.post({"role": "user"}, request_id="r"),
     "AsyncSession.inbox": lambda at: at.session.inbox(),
     "AsyncSession.withdraw": lambda at: at.session.withdraw(1),
+    "AsyncSession.wake": lambda at: at.session.wake("there", after=60, handler="a"),
+    "AsyncSession.wakes": lambda at: at.session.wakes(),
+    "AsyncSession.cancel_wake": lambda at: at.session.cancel_wake("none"),
+    "AsyncSession.retry": lambda at: at.session.retry(),
     "AsyncTurn.arrived": lambda at: at.entered.arrived(),
     "AsyncOutput.next": lambda at: at.entered.next(timeout=0.1),
     "AsyncOutput.close": lambda at: at.made.close(),
@@ -253,7 +257,7 @@ CALLS: dict[str, Callable[[Place], Awaitable[Any]]] = {
     "AsyncAdmin.audit": lambda at: at.store.admin.audit(),
 }  # fmt: skip
 # Not the caller's to wait for: the next event is, however long there is none.
-WITHOUT_END = {"AsyncEvents.__anext__", "AsyncOutput.__anext__"}
+WITHOUT_END = {"AsyncEvents.__anext__", "AsyncOutput.__anext__", "AsyncStateStore.work"}
 
 
 def classes() -> list[type]:

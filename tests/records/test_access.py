@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -105,6 +106,11 @@ async def _turn(session: Any) -> None:
 
 
 # What each method of a session asks for, in order: on a record with field a, a message, phase p, checkpoint l.
+async def _retried(session: Any) -> None:
+    with pytest.raises(NotFound, match="no handler"):
+        await session.retry()
+
+
 SESSION: dict[str, Case] = {
     "get": (lambda s: s.get("a"), [("read", "a")]),
     "has": (lambda s: s.has("a"), [("read", "a")]),
@@ -159,6 +165,10 @@ SESSION: dict[str, Case] = {
     "post": (lambda s: s.post({"role": "user"}, request_id="r"), [("write", M)]),
     "inbox": (lambda s: s.inbox(), [("read", M)]),
     "withdraw": (lambda s: s.withdraw(1), [("write", M)]),
+    "wake": (lambda s: s.wake("x", after=9), [("write", M)]),
+    "wakes": (lambda s: s.wakes(), [("read", M)]),
+    "cancel_wake": (lambda s: s.cancel_wake("none"), [("read", M)]),
+    "retry": (_retried, [("write", M)]),
     "history": (lambda s: s.history(), [("read", None), ("read", "a"), ("read", M), ("read", P)]),
     "at": (lambda s: s.at(version=1), [("read", None), ("read", "a"), ("read", M), ("read", P)]),
     "checkpoint": (lambda s: s.checkpoint("l"), [("write", V)]),
@@ -257,6 +267,14 @@ async def _hear(store: Any) -> None:
     await store.off(store.on("*", print))
 
 
+async def _worked(store: Any) -> None:
+    store.handler("a", print)
+    working = asyncio.ensure_future(store.work())
+    await asyncio.sleep(0.05)
+    store.stop_working()
+    await working
+
+
 async def _announce(store: Any) -> None:
     store.announce(mood="good")
 
@@ -279,6 +297,7 @@ STORE: dict[str, Case] = {
     "batch": (_batch, [("write", "a"), ("write", M)]),
     "delete": (lambda s: s.delete("s"), [("write", None)]),
     "sessions": (lambda s: s.sessions(user="u"), [("read", None)]),
+    "work": (_worked, [("lock", None)]),
     "emit": (lambda s: s.emit("a.b", subject=s.session("s")), [("write", None)]),
     "activate_agent": (lambda s: s.activate_agent("notes"), [("read", None), ("write", None)]),
     "change_directory": (lambda s: s.change_directory("/b"), [("read", None), ("write", None)]),
@@ -367,6 +386,7 @@ TURN: dict[str, Case] = {
     "inbox": (lambda t: t.inbox, [("read", M)]),
     "take": (lambda t: t.take(), [("read", M)]),
     "arrived": (lambda t: t.arrived(), [("read", M)]),
+    "wake": (lambda t: t.wake("x", after=9), [("write", M)]),
 }
 
 
@@ -387,6 +407,7 @@ UNASKED: dict[str, dict[str, str]] = {
     | dict.fromkeys(
         ("open", "close", "off", "ready", "invalidate", "acting_as", "durable", "settings", "replica"), LOCAL
     )
+    | dict.fromkeys(("handler", "stop_working"), LOCAL)
     | dict.fromkeys(("aio", "blocking"), LOCAL)
     | {"time": "the server's clock is nobody's state", "admin": HANDLE},
     "ADMIN": {},
@@ -406,7 +427,7 @@ UNASKED: dict[str, dict[str, str]] = {
         WRITING,
     )
     | dict.fromkeys(("set_many", "emit", "undelete", "wipe", "copy_messages", "tag", "untag", "put_tags"), WRITING)
-    | dict.fromkeys(("answered", "post", "take"), WRITING)
+    | dict.fromkeys(("answered", "post", "take", "wake"), WRITING)
     | dict.fromkeys(("put_item", "delete_item", "items", "layer"), WRITING)
     | dict.fromkeys(("copy", "detach", "draft", "fields", "put_items", "whole"), OWN),
     "EVENTS": dict.fromkeys(

@@ -103,7 +103,7 @@ def test_what_blocks_here_is_awaited_there(sync_class: type, async_class: type) 
     """No coroutine leaks out of the sync API, and only what does no I/O is plain on the other."""
     plain = {"session", "user", "app", "task", "batch", "transaction", "lock", "on", "open", "turn", "edit"}
     plain |= {"items", "put_item", "delete_item"}
-    plain |= {"acting_as", "durable", "invalidate", "events", "announce", "output"}
+    plain |= {"acting_as", "durable", "invalidate", "events", "announce", "output", "handler", "stop_working"}
     if async_class in (AsyncTurn, AsyncRemoteTurn):
         plain = methods(async_class).keys() - {
             "arrived",

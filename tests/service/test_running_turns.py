@@ -369,7 +369,7 @@ def test_a_message_is_left_read_withdrawn_and_served(fleet: Fleet) -> None:
     with fleet.session.turn(request_id="r") as turn:
         turn["n"] = 1
         assert [post("a", "k").status_code, post("a", "k").json(), post("b").json()] == [
-            201,
+            202,
             {"number": 1},
             {"number": 2},
         ]
@@ -399,7 +399,7 @@ def test_a_message_for_what_does_not_exist_or_was_deleted_is_refused(fleet: Flee
 def test_a_full_inbox_asks_to_come_back(url: str, tmp_path: Path) -> None:
     with opened(url, tmp_path, inbox_limit=1) as fleet:
         body = {"message": {"role": "user", "content": "a"}}
-        assert fleet.first.post(ONE + "/inbox", json=body).status_code == 201
+        assert fleet.first.post(ONE + "/inbox", json=body).status_code == 202
         refused = fleet.first.post(ONE + "/inbox", json=body)
         assert (refused.status_code, refused.json()["error"]) == (503, "Backpressure")
 

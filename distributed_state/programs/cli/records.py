@@ -197,6 +197,7 @@ def sessions(
     larger_than: Annotated[
         int | None, typer.Option(min=0, metavar="BYTES", help="Only those to which more than this was committed.")
     ] = None,
+    stuck: Annotated[bool, typer.Option("--stuck", help="Only those whose handler is not called again.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Include unarchived commits.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Rows per page.")] = 50,
     after: Annotated[
@@ -216,7 +217,7 @@ def sessions(
     with open_to_list(context, archiver=False) as store:
         rows = store.sessions(
             user=user, prefix=prefix, tags=tags, limit=limit, after=after, scope=scope, fresh=fresh, phase=phase,
-            changed_since=since, changed_before=before, larger_than=larger_than,
+            changed_since=since, changed_before=before, larger_than=larger_than, stuck=stuck,
         )  # fmt: skip
         if not rows and not fresh and isinstance(store, distributed_state.StateStore):
             waiting = store.admin.stats()["unarchived"]

@@ -152,7 +152,7 @@ def _running(follow: Serve, own_events: Serve) -> list[Operation]:
                   answer=output.Ticket, status=201),
         Operation("POST", f"{one}/stop", "write", output.stop, "Stop a turn", answer=output.Stopped),
         Operation("POST", f"{one}/inbox", "write", output.post, "Leave a message for a turn", answer=output.Posted,
-                  status=201, headers=(IDEMPOTENCY_KEY,)),
+                  status=202, headers=(IDEMPOTENCY_KEY,)),
         Operation("GET", f"{one}/inbox", "read", output.read_inbox, "Read the inputs that wait", answer=output.Inbox),
         Operation("DELETE", f"{one}/inbox/{{number:number}}", "write", output.withdraw, "Withdraw an input",
                   answer=output.Withdrawn),

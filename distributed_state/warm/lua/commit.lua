@@ -1,8 +1,8 @@
 --[[
   Change one record. A script does not roll back, so every check comes before the first write.
-  KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  lifetimes  items  output  output_channel
-        those from events on only for operations 'e', 'E', 'x', 'X', 'z' and on items; lifetimes for 'x', 'X', 'z' and on items;
-        the last two for 'z', which without operations on items has the output in place of the items, too
+  KEYS  record  lock  hydration  journal  meta  channel  events  events_channel  lifetimes  items  output  output_channel  due  due_channel
+        those from events on only for operations 'e', 'E', 'x', 'X', 'z', 'D' and on items, from lifetimes on not for 'e' and
+        'E' alone, from output on for 'z' and 'D', which without items have the output in their place, too; due for 'D'
   ARGV  data_id         of the connection: see port/identities.py
         replica         part of the op id: see known_op.lua
         epoch           under which the caller read the record, '' = any
@@ -30,22 +30,20 @@
         | {'fenced', holder} | {'locked', holder} | {'conflict', version, raw value | '+' | false ...}
         | {'swap', field, raw value, ...} | {'backpressure', entries, bytes} | {'toolarge', bytes} | {'tags', how many}
         | {'posted', number}   of an input that was accepted before; 0 = none of those to withdraw is there
-        | {'inbox', inputs, bytes}   it is full
-        | {'forgotten'} | {'misused', version} | {'item', name, version or '-'}
-        | {'items', epoch, needed}   the caller must read the items in SQL, and send their versions
+        | {'inbox', inputs, bytes}   it is full | {'handler', name}   of the session, which the change must name
+        | {'forgotten'} | {'misused', version} | {'item', name, version or '-'} | {'items', epoch, needed}   the caller must read the items in SQL, and send their versions
         | {'unsure', ms, epoch}   it may have been applied before the record was hydrated; only SQL knows
         | {'late', ms, epoch}     op ids are not kept for that long
         ms is the server's clock in both; nothing was changed
 ]]
-local record, lock, hydration, journal, meta, channel, events, events_channel, lifetimes, items, output, output_channel = unpack(KEYS)
+local record, lock, hydration, journal, meta, channel, events, events_channel, lifetimes, items, output, output_channel, due, due_channel = unpack(KEYS)
 if items == output then items = nil end
 -- All are strings. Arithmetic converts one where it is needed, which costs half of what tonumber() does.
 local data_id, replica, epoch, sequence, oldest, digest, since, lock_value, creation, expected, deleted, kind, actor, owner, text,
   own_channel, expectations = unpack(ARGV, 1, 17)
 local first_operation = expectations == '0' and 18 or 18 + 2 * expectations
 local call, words = redis.call, ARGV
--- Limits of the store's settings, here the defaults. They are constants in the text, because an argument costs more
--- than an operation.
+-- Limits of the store's settings, here the defaults, are constants in the text: an argument costs more than an operation.
 local publish_bytes = 4096 -- @constant changes up to this size are published whole
 local journal_entries = 100000 -- @constant
 local journal_bytes = 67108864 -- @constant
@@ -104,7 +102,7 @@ elseif holder and string.byte(holder) == 120 then -- x: exclusive
   -- An input may be posted or withdrawn meanwhile, and nothing else with it but what begins a session. Only a turn, whose
   -- holder's name ends in '!', lets a session begin: an import holds the lock of the record that it puts into SQL.
   local passes = kind == 'post' and (version or string.byte(holder, -1) == 33)
-  for i = first_operation, #words, 3 do passes = passes and string.find('ITEX', words[i], 1, true) end
+  for i = first_operation, #words, 3 do passes = passes and string.find('ITWDEX', words[i], 1, true) end
   if not passes then return {'locked', holder} end
 end
 if head[3] == '1' and deleted == 'expired' then deleted = 'refuse' end
@@ -121,6 +119,7 @@ if items then
 end
 -- @include operations
 -- @include inbox
+-- @include schedule
 if kind == '' then return 'ok ' .. (version or '0') .. ' ' .. epoch .. ' ' .. first_message .. '  ' .. format('%d', offset) end
 
 -- The operations that the store adds to those of the caller.
@@ -133,6 +132,12 @@ if next_look == math.huge then
   call('ZREM', lifetimes, text)
 elseif next_look then
   call('ZADD', lifetimes, format('%d', next_look), text)
+end
+if due_at == '-' then
+  call('ZREM', due, text)
+elseif due_at then
+  call('ZADD', due, due_at, text)
+  if due_at - now_ms <= 0 then call('SPUBLISH', due_channel, due) end
 end
 if items and write_items(version) then
   n = n + 2

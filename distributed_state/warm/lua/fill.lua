@@ -1,15 +1,21 @@
 --[[
-  Restore the set of check times for the lifetimes of archived records, after Redis was emptied.
-  KEYS  lifetimes  meta
+  Restore a partition's set of due records from SQL, after Redis was emptied: see due.lua.
+  KEYS  due  meta
   ARGV  epoch
         whole   '1' = these are the last ones: the set is then noted as complete
+        field   of the meta that has the epoch for which the set was filled
         then score, member, ...
   Returns {'ok'} | {'epoch'}
 ]]
-local lifetimes, meta = KEYS[1], KEYS[2]
-local epoch, whole = ARGV[1], ARGV[2]
+local due, meta = KEYS[1], KEYS[2]
+local epoch, whole, field = ARGV[1], ARGV[2], ARGV[3]
 if redis.call('HGET', meta, 'epoch') ~= epoch then return {'epoch'} end
--- NX: a time that was written meanwhile is the right one.
-if ARGV[3] then redis.call('ZADD', lifetimes, 'NX', unpack(ARGV, 3)) end
-if whole == '1' then redis.call('HSET', meta, 'lifetimes', epoch) end
+if ARGV[4] and field == 'lifetimes' then
+  -- NX: a time that was written meanwhile is the right one.
+  redis.call('ZADD', due, 'NX', unpack(ARGV, 4))
+elseif ARGV[4] then
+  -- LT: an older copy of the data may say later. A session that is found too early is put back.
+  redis.call('ZADD', due, 'LT', unpack(ARGV, 4))
+end
+if whole == '1' then redis.call('HSET', meta, field, epoch) end
 return {'ok'}

@@ -17,6 +17,7 @@ import json
 import math
 import secrets
 from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import quote
 
 from pydantic import Field
 from starlette.requests import Request
@@ -344,9 +345,13 @@ async def stop(asked: Asked, given: Stop) -> Response:
 
 
 class Post(Body):
-    """A message for a turn of the conversation. `request_id` replaces the header Idempotency-Key."""
+    """A message for a turn of the conversation. `request_id` replaces the header Idempotency-Key.
+
+    With a `handler`, a worker that has it begins a turn for the message; a conversation keeps its first handler.
+    """
 
     message: Values
+    handler: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")] | None = None
     request_id: Request_ | None = None
 
 
@@ -372,23 +377,28 @@ class Inbox(Answer):
 
 
 async def post(asked: Asked, given: Post) -> Response:
-    """Leave a message for a turn, even while another one runs."""
+    """Leave a message for a turn, even while another one runs. The Location is where that turn is followed."""
     key = records.key_of(asked)
     if key is not None and given.request_id not in (None, key):
         raise InvalidValue("give request_id or Idempotency-Key, not both")
     session = records.handle(asked, "session")
-    number = await posted(asked, session, given.message, given.request_id if key is None else key)
-    return answer({"number": number}, 201)
+    request_id = given.request_id if key is None else key
+    number = await posted(asked, session, given.message, request_id, given.handler)
+    place = asked.request.url.path.removesuffix("/inbox") + "/output"
+    followed = "" if request_id is None else f"?request={quote(request_id, safe='')}"
+    return answer({"number": number}, 202, headers={"Location": place + followed})
 
 
-async def posted(asked: Asked, session: Any, message: dict[str, Any], request_id: str | None) -> int:
+async def posted(
+    asked: Asked, session: Any, message: dict[str, Any], request_id: str | None, handler: str | None = None
+) -> int:
     """Leave a message for a turn of a session that exists; its number. Raises NotFound and Deleted."""
     context = context_of(session)
     await records.comes_back(asked, context)
     entry = await context.read(field=VERSION)
     if not (entry.deleted and context.begins_again):
         records.there(entry, context)
-    number: int = await session.post(message, request_id=request_id)
+    number: int = await session.post(message, request_id=request_id, handler=handler)
     return number
 
 

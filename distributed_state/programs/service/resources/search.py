@@ -37,9 +37,9 @@ class Listing(Query):
     Without `prefix` and `tag` the last changed come first; else the order is that of the ids. A `tag` is `key:text`,
     with a colon in the key as `%3A` and a percent sign as `%25`, and may occur several times to list records that have
     all these tags. `after` is the value that the previous page returned. `phase` is that of the state machine,
-    `changed_since` and `changed_before` are in seconds since 1970, `larger_than` is in committed bytes. `held` lists
-    only records under a lease: of 500 matching records each time, so a page may have few or none although `after`
-    continues.
+    `changed_since` and `changed_before` are in seconds since 1970, `larger_than` is in committed bytes. `stuck` lists
+    only conversations whose handler failed too often to be called again. `held` lists only records under a lease: of
+    500 matching records each time, so a page may have few or none although `after` continues.
     """
 
     user: Id | None = None
@@ -52,6 +52,7 @@ class Listing(Query):
     changed_since: Annotated[float, Field(ge=0, le=1e12)] | None = None
     changed_before: Annotated[float, Field(ge=0, le=1e12)] | None = None
     larger_than: Annotated[int, Field(ge=0, lt=2**62)] | None = None
+    stuck: bool = False
     held: bool = False
 
 
@@ -109,7 +110,7 @@ async def listing(scope: Scope, asked: Asked, given: Listing) -> Response:
     page = await asked.store.sessions(
         user=given.user, prefix=narrowed(asked, given.prefix), tags=tags or None, limit=limit, after=given.after,
         scope=scope, fresh=given.fresh, phase=given.phase, changed_since=given.changed_since,
-        changed_before=given.changed_before, larger_than=given.larger_than,
+        changed_before=given.changed_before, larger_than=given.larger_than, stuck=given.stuck,
     )  # fmt: skip
     after = page[-1].cursor if len(page) == limit else None
     rows: list[dict[str, Any]] = [asdict(each) for each in page]

@@ -4,7 +4,7 @@
   name '##' the tags and the inbox, too; 'w' hides all messages; 'l' labels the version; 'e' writes a lifecycle event; 'x' lets the record
   end after name ms without a commit, or value ms from now on, 0 = never. 'E' and 'X' are 'e' and 'x' only if the
   record begins with this change. 'z' ends the output of a turn. 'r' notes an answered request with the new version; 'I'
-  adds an input to the inbox, and 'T' takes some out: see inbox.lua.
+  and 'W' add to the inbox, and 'T' takes some out: see inbox.lua. 'D' says when the session is served: see schedule.lua.
   Expects  clock; call, words, first_operation, record, head, version (false = absent), text, meta, items, item_operation,
            record_bytes
   Defines  fields, n     names and values to set, and how many; those of '#v' and '#ops' come first and are still empty
@@ -19,6 +19,7 @@
            types, payloads     of lifecycle events, nil = none
            event, last_event, interests    for events.lua, if there are any
            inputs        where in words the operations on the inbox are, nil = none: see inbox.lua
+           scheduled     where the operation on the schedule is, nil = none: see schedule.lua
            ends_output   number, tag and content of the end of a turn's output: see output_entry.lua
            flags         '': those of the answer
   Returns  {'swap', field, raw value, ...}, {'tags', how many}, {'toolarge', bytes}, or goes on
@@ -32,7 +33,7 @@ local change, changes -- a table for one operation would cost more than the oper
 local public = items and {}
 local exact -- a function, made at the first increment
 local ends_output -- by 'z'
-local inputs
+local inputs, scheduled
 local tagged, tagging -- how many more tags there will be, and whether one is new
 -- With room for one operation: a table that grows costs more than the operation.
 local fields, n, flags = {'#v', '', '#ops', '', '', '', '', ''}, 4, ''
@@ -132,9 +133,11 @@ for i = first_operation, #words, 3 do
       n = n + 2
       fields[n - 1], fields[n] = name, value
     end
-  elseif operation == 'I' or operation == 'T' then
+  elseif operation == 'I' or operation == 'T' or operation == 'W' then
     inputs = inputs or {}
     inputs[#inputs + 1], operation = i, nil
+  elseif operation == 'D' then
+    scheduled, operation = i, nil
   elseif operation == 'z' then
     ends_output = {name, string.match(value, '^(%S+) (.*)$')}
   elseif items then

@@ -1,0 +1,475 @@
+"""Workers that serve sessions by their handlers. Law: what is posted is served once, whoever dies."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from below import evict, keys_of, redis_of, said, tiers, until
+
+from distributed_state import Conflict, InvalidValue, NotFound, Stopped
+from distributed_state.results import StopResult
+from distributed_state.store import work
+from distributed_state.values.model import SCHEDULE
+from distributed_state.values.schedule import Schedule
+
+
+@asynccontextmanager
+async def working(store: Any, handlers: dict[str, Callable[[Any], Any]], **options: Any) -> AsyncIterator[None]:
+    """A worker with these coroutine functions as handlers, until the block ends."""
+    for name, serves in handlers.items():
+        store.handler(name, serves)
+    running = asyncio.ensure_future(store.work(**options))
+    try:
+        await until(lambda: running.done() or len(tiers(store).link._handlers) > 0)
+        yield
+    finally:
+        store.stop_working()
+        await running
+
+
+def answering(seen: list[Any]) -> Callable[[Any], Any]:
+    """A handler that answers each input, in either API."""
+
+    def answer(turn: Any) -> None:
+        for each in turn.take():
+            seen.append(each.message.content)
+            turn.append(each.message, {"role": "assistant", "content": f"to {each.message.content}"})
+
+    return answer
+
+
+def answers(of: Any) -> list[Any]:
+    return [each.content for each in of if each.role == "assistant"]
+
+
+def schedule(store: Any, id: str) -> Schedule | None:
+    with redis_of(store) as redis:
+        stored = redis.hget(keys_of(store, id).record, SCHEDULE)
+    return None if stored is None else Schedule.read(stored)
+
+
+def due_set(store: Any, id: str, handler: str = "a") -> dict[bytes, float]:
+    with redis_of(store) as redis:
+        return dict(redis.zrange(keys_of(store, id).due_of(handler), 0, -1, withscores=True))
+
+
+async def test_what_is_posted_is_answered_by_the_handler(store: Any) -> None:
+    seen: list[Any] = []
+    session = store.session("s")
+    async with working(store, {"a": answering(seen)}):
+        await session.post(said("1"), handler="a")
+        await until(lambda: seen == ["1"])
+        await session.post(said("2"))
+        await session.post(said("3"))
+        await until(lambda: len(seen) == 3)
+    assert answers(await session.messages(fresh=True)) == ["to 1", "to 2", "to 3"]
+    assert await session.inbox() == []
+    assert schedule(store, "s") == Schedule("a")
+    assert due_set(store, "s") == {}
+
+
+async def test_what_was_posted_before_the_worker_began_is_answered(store: Any) -> None:
+    seen: list[Any] = []
+    for number in range(20):
+        await store.session(f"s{number}").post(said(str(number)), handler="a")
+    async with working(store, {"a": answering(seen)}, concurrency=3):
+        await until(lambda: len(seen) == 20)
+    assert sorted(seen, key=int) == [str(number) for number in range(20)]
+
+
+async def test_a_session_has_one_handler_and_others_leave_it_alone(store: Any) -> None:
+    seen: list[Any] = []
+    session = store.session("s")
+    await session.post(said("1"), handler="b")
+    with pytest.raises(Conflict, match="handler is 'b'"):
+        await session.post(said("2"), handler="a")
+    async with working(store, {"a": answering(seen)}):
+        await store.session("other").post(said("x"), handler="a")
+        await until(lambda: seen == ["x"])
+        await asyncio.sleep(1.2)
+    assert [each.message.content for each in await session.inbox()] == ["1"]
+    assert seen == ["x"]
+
+
+async def test_wakes_arrive_when_they_are_due_and_repeat(store: Any) -> None:
+    seen: list[Any] = []
+
+    def note(turn: Any) -> None:
+        seen.extend((each.wake, each.message.content, each.time) for each in turn.take())
+        turn["n"] = len(seen)
+
+    session = store.session("s")
+    now = tiers(store).clock.now()
+    await session.wake("late", after=3600, name="late", handler="a")
+    await session.wake("replaced", after=1, name="once")
+    await session.wake("once", at=now + 0.4, name="once")
+    await session.wake("again", every=1, name="again")
+    assert [(each.wake, each.every) for each in await session.wakes()] == [("once", None), ("again", 1), ("late", None)]
+    assert await session.inbox() == []
+    async with working(store, {"a": note}):
+        await until(lambda: [each[0] for each in seen].count("again") == 2)
+        assert await session.cancel_wake("again") is True
+        assert await session.cancel_wake("again") is False
+    assert [each[:2] for each in seen if each[0] != "again"] == [("once", "once")]
+    [first, second] = [each[2] for each in seen if each[0] == "again"]
+    assert second == pytest.approx(first + 1)
+    assert [each.wake for each in await session.wakes()] == ["late"]
+    found = schedule(store, "s")
+    assert found is not None
+    assert found.due is not None
+    assert found.due / 1000 == pytest.approx(now + 3600, abs=30)
+
+
+async def test_a_wake_that_is_cancelled_while_it_is_served_does_not_repeat(store: Any) -> None:
+    session = store.session("s")
+    await session.wake("w", after=0, every=1, name="w", handler="a")
+    await session.wake("v", after=0, every=1, name="v")
+    async with session.turn() as turn:
+        assert {each.wake for each in turn.take()} == {"v", "w"}
+        assert await session.cancel_wake("w") is True
+        turn["n"] = 1
+    assert [each.wake for each in await session.wakes()] == ["v"]
+
+
+async def test_a_turn_sets_wakes_of_its_session(store: Any) -> None:
+    seen: list[Any] = []
+
+    def count(turn: Any) -> None:
+        taken = turn.take()
+        seen.extend(each.message.content for each in taken)
+        if len(seen) < 5:
+            turn.wake(str(len(seen)), after=0)
+        turn["n"] = len(seen)
+
+    async with working(store, {"a": count}):
+        await store.session("s").post(said("0"), handler="a")
+        await until(lambda: len(seen) == 5)
+    assert seen == ["0", "1", "2", "3", "4"]
+    assert await store.session("s").wakes() == []
+
+
+async def test_a_rollback_keeps_wakes_and_a_deletion_ends_them(store: Any) -> None:
+    session = store.session("s")
+    await session.set("n", 1)
+    await session.wake("later", after=3600, handler="a")
+    await session.set("n", 2)
+    await session.rollback()
+    assert [each.message.content for each in await session.wakes()] == ["later"]
+    await store.delete("s")
+    assert schedule(store, "s") is None
+    seen: list[Any] = []
+    async with working(store, {"a": answering(seen)}):
+        with redis_of(store) as redis:  # as if it were due
+            redis.zadd(keys_of(store, "s").due_of("a"), {keys_of(store, "s").text: 1})
+        await until(lambda: due_set(store, "s") == {})
+    assert seen == []
+
+
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let failed turns be tried again soon."""
+    monkeypatch.setattr(
+        work.Plan, "retry_ms", lambda self, failed: None if failed >= self.max_attempts else 50 * failed
+    )
+
+
+async def test_a_handler_that_fails_is_tried_again_until_the_session_is_stuck(
+    store: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    quick(monkeypatch)
+    seen: list[Any] = []
+    broken = True
+
+    def fail(turn: Any) -> None:
+        taken = turn.take()
+        seen.extend(each.message.content for each in taken)
+        turn["n"] = 1
+        if broken:
+            raise ZeroDivisionError("a secret")
+
+    session = store.session("s", user="u")
+    async with working(store, {"a": fail}, max_attempts=3):
+        await session.post(said("1"), handler="a")
+        await until(lambda: (schedule(store, "s") or Schedule("a")).stuck)
+        assert seen == ["1"] * 3
+        assert schedule(store, "s") == Schedule("a", None, 3, None, True)
+        assert await session.get("n", fresh=True) is None
+        await session.post(said("2"))
+        await asyncio.sleep(0.3)
+        assert len(seen) == 3, "it is stuck"
+        await store.admin.archive()
+        assert [each.id for each in await store.sessions(stuck=True)] == ["s"]
+        broken = False
+        assert await session.retry() is True
+        await until(lambda: seen[3:] == ["1", "2"])
+    assert schedule(store, "s") == Schedule("a")
+    assert await session.inbox() == []
+    assert await session.retry() is False
+    await store.admin.archive()
+    assert await store.sessions(stuck=True) == []
+    with pytest.raises(NotFound, match="no handler"):
+        await store.session("none").retry()
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_handler_that_takes_nothing_counts_as_failed(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch)
+    turns = Counter[str]()
+
+    def idle(turn: Any) -> None:
+        turns["all"] += 1
+        if turns["all"] % 2:
+            turn["n"] = turns["all"]
+
+    async with working(store, {"a": idle}, max_attempts=4):
+        await store.session("s").post(said("1"), handler="a")
+        await until(lambda: (schedule(store, "s") or Schedule("a")).stuck)
+    assert turns["all"] == 4
+    assert [each.message.content for each in await store.session("s").inbox()] == ["1"]
+
+
+async def test_a_turn_that_is_stopped_is_not_repeated(store: Any) -> None:
+    began = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    turns = Counter[str]()
+
+    def busy(turn: Any) -> None:
+        turns["all"] += 1
+        turn.take()
+        loop.call_soon_threadsafe(began.set)
+        while True:
+            time.sleep(0.01)
+            if turn.stopping:
+                raise Stopped("stopped")
+
+    session = store.session("s")
+    async with working(store, {"a": busy}):
+        await session.post(said("1"), handler="a")
+        await began.wait()
+        assert (await session.stop()).state in ("stopped", "finished")
+        await until(lambda: schedule(store, "s") == Schedule("a"))
+        await asyncio.sleep(1.2)
+    assert turns["all"] == 1
+    assert await session.inbox() == []
+
+
+@pytest.mark.only(api="asyncio")
+async def test_a_stop_of_a_coroutine_handler_ends_it(store: Any) -> None:
+    began = asyncio.Event()
+    kept: list[str] = []
+
+    async def speak(turn: Any) -> None:
+        turn.take()
+        try:
+            async with turn.stoppable():
+                began.set()
+                await asyncio.sleep(60)
+        except Stopped:
+            kept.append("half")
+        turn["answer"] = "half"
+
+    session = store.session("s")
+    async with working(store, {"a": speak}):
+        await session.post(said("1"), handler="a", request_id="q")
+        await began.wait()
+        assert await session.stop("q") == StopResult("stopped", 2)
+    assert await session.get("answer", fresh=True) == "half"
+    assert await session.inbox() == []
+    assert kept == ["half"]
+
+
+@pytest.mark.replicas
+async def test_workers_share_the_sessions_and_serve_each_input_once(opener: Any) -> None:
+    one, other, third = await opener(), await opener(), await opener()
+    seen: list[Any] = []
+    ids = [f"s{number % 10}" for number in range(100)]
+    async with working(one, {"a": answering(seen)}, concurrency=4), working(other, {"a": answering(seen)}):
+        for number, id in enumerate(ids):
+            await third.session(id).post(said(str(number)), handler="a", request_id=f"r{number}")
+        await until(lambda: len(seen) >= len(ids), 60.0)
+    assert Counter(seen) == Counter(str(number) for number in range(100))
+    for at in range(10):
+        found = answers(await third.session(f"s{at}").messages(fresh=True))
+        assert found == [f"to {number}" for number in range(at, 100, 10)]
+
+
+@pytest.mark.replicas
+async def test_a_session_whose_worker_died_is_served_by_another_one(opener: Any) -> None:
+    store, other = await opener(), await opener()
+    session = store.session("s")
+    await session.post(said("1"), handler="a")
+    # As a worker does that dies after it has taken the session.
+    dead = work.SessionWorker(tiers(store), {"a": print}, work.Plan(1, 1.0, 8, 1.0), lambda id: None, lambda it: it)
+    assert await dead._take([("a", keys_of(store, "s").partition)], 1) == 1
+    seen: list[Any] = []
+    async with working(other, {"a": answering(seen)}):
+        await asyncio.sleep(0.3)
+        assert seen == []
+        await until(lambda: seen == ["1"])
+
+
+async def test_a_session_that_somebody_holds_is_served_afterwards(store: Any) -> None:
+    seen: list[Any] = []
+    session = store.session("s")
+    await session.set("n", 0)
+    async with working(store, {"a": answering(seen)}):
+        async with session.turn() as turn:
+            await session.post(said("1"), handler="a")
+            await asyncio.sleep(0.3)
+            assert seen == []
+            turn["n"] = 1
+        await until(lambda: seen == ["1"])
+
+
+async def test_an_ordinary_turn_that_takes_the_inputs_leaves_nothing_to_do(store: Any) -> None:
+    seen: list[Any] = []
+    session = store.session("s")
+    await session.post(said("1"), handler="a")
+    async with session.turn() as turn:
+        assert [each.message.content for each in turn.take()] == ["1"]
+        turn["n"] = 1
+    assert schedule(store, "s") == Schedule("a")
+    assert due_set(store, "s") == {}
+    async with working(store, {"a": answering(seen)}):
+        await asyncio.sleep(0.2)
+    assert seen == []
+
+
+@pytest.mark.replicas
+async def test_sessions_are_due_again_after_redis_lost_everything(opener: Any) -> None:
+    store = await opener()
+    now = tiers(store).clock.now()
+    for number in range(5):
+        await store.session(f"s{number}").post(said(str(number)), handler="a")
+    await store.session("later").wake("later", at=now + 3600, handler="a")
+    await store.session("stuck").post(said("x"), handler="b")
+    await store.admin.archive()
+    with redis_of(store) as redis:
+        redis.flushall()
+    store.invalidate()
+    seen: list[Any] = []
+    async with working(store, {"a": answering(seen)}):
+        await until(lambda: len(seen) == 5, 60.0)
+        await until(lambda: b"session:later" in due_set(store, "later"), 60.0)
+    assert sorted(seen) == ["0", "1", "2", "3", "4"]
+    assert due_set(store, "later")[b"session:later"] / 1000 == pytest.approx(now + 3600, abs=30)
+    for number in range(5):
+        assert answers(await store.session(f"s{number}").messages()) == [f"to {number}"]
+
+
+async def test_a_session_that_left_redis_is_served(store: Any) -> None:
+    seen: list[Any] = []
+    await store.session("s").wake("now", after=0.2, handler="a")
+    await evict(store, "s")
+    async with working(store, {"a": answering(seen)}):
+        await until(lambda: seen == ["now"])
+    assert answers(await store.session("s").messages()) == ["to now"]
+
+
+async def test_a_worker_that_ends_finishes_its_turns_and_hands_back_the_rest(store: Any) -> None:
+    began, go = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    seen: list[Any] = []
+
+    def slow(turn: Any) -> None:
+        taken = turn.take()
+        loop.call_soon_threadsafe(began.set)
+        while not go.is_set():
+            time.sleep(0.01)
+        seen.extend(each.message.content for each in taken)
+        turn["n"] = 1
+
+    for number in range(3):
+        await store.session(f"s{number}").post(said(str(number)), handler="a")
+    store.handler("a", slow)
+    running = asyncio.ensure_future(store.work(concurrency=1))
+    await began.wait()
+    store.stop_working()
+    await asyncio.sleep(0.1)
+    assert not running.done()
+    go.set()
+    await running
+    assert len(seen) == 1
+    now = tiers(store).clock.now() * 1000
+    waiting = [due for number in range(3) for due in due_set(store, f"s{number}").values()]
+    assert len({*waiting}) <= 3
+    assert all(due <= now + 1000 for due in waiting)
+
+
+@pytest.mark.only(warm="real")
+async def test_what_a_commit_says_of_a_schedule_is_what_redis_has(opener: Any) -> None:
+    """The hot copy, and what recovery would write, are made from the answer."""
+    store = await opener()
+    session = store.session("s")
+    await session.set("n", 0)
+    while "session:s" not in tiers(store).hot.entries:
+        await session.get("n")
+        await asyncio.sleep(0.01)
+
+    async def same() -> None:
+        hot = tiers(store).hot.entries["session:s"]
+        with redis_of(store) as redis:
+            stored = redis.hgetall(keys_of(store, "s").record)
+        kept = {name: value for name, value in stored.items() if name[:2] == b"#b"}
+        assert {name: value for name, value in hot.fields.items() if name[:2] == b"#b"} == kept
+
+    await session.post(said("1"), request_id="q", handler="a")
+    await same()
+    await session.wake("w", after=50, name="w")
+    await session.wake("v", after=40, name="v", every=5)
+    await session.wake("w again", after=30, name="w")
+    await same()
+    async with session.turn() as turn:
+        turn.take()
+        turn.wake("x", after=20)
+    await same()
+    await session.cancel_wake("v")
+    await same()
+    assert [each.message.content for each in await session.wakes()] == ["x", "w again"]
+    await store.admin.archive()
+    history = await session.history()
+    assert len(history) == await session.version()
+
+
+@pytest.mark.unit
+def test_bad_handlers_and_plans_are_refused() -> None:
+    handlers = work.Handlers()
+    handlers.add("a", print)
+    handlers.add("a", print)
+    for name, serves in [("a", len), ("", print), ("a b", print), ("x" * 65, print), (1, print), ("b", None)]:
+        with pytest.raises(InvalidValue, match="handler"):
+            handlers.add(name, serves)  # type: ignore[arg-type]
+    for bad in [(0, 1.0, 1, 1.0), (True, 1.0, 1, 1.0), (1, 0.0, 1, 1.0), (1, 1.0, 0, 1.0), (1, 1.0, 1, float("inf"))]:
+        with pytest.raises(InvalidValue):
+            work.Plan(*bad)
+    plan = work.Plan(1, 30.0, 20, 30.0)
+    assert [round((plan.retry_ms(failed) or 0) / 1000 / min(2 ** (failed - 1), 300)) for failed in range(1, 20)] == [
+        1
+    ] * 19
+    assert plan.retry_ms(20) is None
+
+
+async def test_work_without_handlers_and_bad_wakes_are_refused(store: Any) -> None:
+    with pytest.raises(InvalidValue, match="no handler"):
+        await store.work()
+    session = store.session("s")
+    for bad in [
+        {},
+        {"after": -1},
+        {"after": 1, "at": 1},
+        {"every": 0.5},
+        {"after": True},
+        {"after": "1"},
+        {"after": 1e12},
+    ]:
+        with pytest.raises(InvalidValue):
+            await session.wake("x", **bad)
+    with pytest.raises(InvalidValue, match="name"):
+        await session.wake("x", after=1, name="n" * 201)
+    with pytest.raises(InvalidValue, match="handler"):
+        await session.post(said("x"), handler="a b")
