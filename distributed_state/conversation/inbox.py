@@ -59,7 +59,7 @@ def wakes(entry: CachedRecord) -> list[Input]:
 def _wakes(entry: CachedRecord) -> dict[int, int]:
     """When each wake is due, in ms, by the number of its input."""
     pairs = (each.split(b":") for each in entry.fields.get(INBOX, b"").split(b" ")[3:])
-    return {int(number): int(due) for number, due in pairs}
+    return {int(number): int(due) for number, due in pairs if INBOX + number in entry.fields}
 
 
 def tag_of(input: Input) -> str:
@@ -166,7 +166,7 @@ async def wake(context: RecordContext, later: Later, name: str, handler: str | N
     """Set a wake: see `session.wake`."""
     changes = context.changes()
     later.add(changes, name)
-    draft = context.sign(_scheduled(context, changes.draft("post", durability=durability), handler))
+    draft = context.sign(_scheduled(context, changes.draft("wake", durability=durability), handler))
     await write_path.commit(context.tiers, context.keys, draft)
 
 
@@ -195,7 +195,7 @@ async def retry(context: RecordContext) -> bool:
         return False
     changes = context.changes()
     changes.reserved(FAILURE, None)
-    draft = changes.draft("post")
+    draft = changes.draft("schedule")
     await write_path.commit(context.tiers, context.keys, context.sign(draft.scheduled(schedule.handler, b"r")))
     return True
 

@@ -18,7 +18,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,7 +45,6 @@ from distributed_state.values import chance
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import FAILURE, Ref, log_fields
 from distributed_state.values.schedule import checked_handler, due_ms
-from distributed_state.warm.answers import Posted
 from distributed_state.warm.partition_assignment import PartitionAssignment
 from distributed_state.warm.scripts import DEFER, DUE, FILL
 
@@ -383,9 +381,8 @@ class SessionWorker:
         await self._write(taken, changes, b"d")
 
     async def _write(self, taken: _Taken, changes: Changes, mode: bytes) -> None:
-        draft = changes.draft("post").scheduled(taken.handler, mode)
-        with suppress(Posted):  # what was taken has been withdrawn
-            await write_path.commit(self._tiers, taken.keys, draft)
+        draft = changes.draft("schedule").scheduled(taken.handler, mode)
+        await write_path.commit(self._tiers, taken.keys, draft)
 
     async def _later(self, taken: _Taken) -> None:
         """Look again at a session whose lease somebody else holds: soon, or when that lease ends."""

@@ -248,6 +248,18 @@ async def test_an_input_can_be_withdrawn_until_it_is_served(opener: Any) -> None
             await session.withdraw(number)
 
 
+async def test_a_turn_whose_only_input_was_withdrawn_commits_the_rest(store: Any) -> None:
+    session = store.session("s")
+    await session.post(said("a"))
+    await session.post(said("b"))
+    async with session.turn() as turn:
+        assert texts(turn.take(1)) == ["a"]
+        assert await session.withdraw(1) is True
+        turn["n"] = 1
+    assert await session.get("n", fresh=True) == 1
+    assert texts(await session.inbox()) == ["b"]
+
+
 async def test_a_full_inbox_refuses_inputs_and_a_turn_makes_room(opener: Any) -> None:
     store = await opener(inbox_limit=3, inbox_bytes=1024)
     session = store.session("s")

@@ -530,7 +530,8 @@ def _served(line: Line) -> list[tuple[str, Change]]:
 
 def served(line: Line) -> dict[str, Change]:
     """The changes that served inputs, by the writers that posted these; nothing if some changes are unknown."""
-    return {} if line.lacks(0) else dict(_served(line))
+    wakes = {change.actor for change in line.changes if change.kind == "wake"}
+    return {} if line.lacks(0) else {writer: change for writer, change in _served(line) if writer not in wakes}
 
 
 def judge_inbox(found: Found, waiting: Iterable[Input]) -> None:
@@ -539,10 +540,26 @@ def judge_inbox(found: Found, waiting: Iterable[Input]) -> None:
     if main.lacks(0):
         return
     posted = [change.actor for change in main.changes if change.kind == "post"]
-    known = [posted for posted, _ in _served(main)]
+    wakes = {change.actor for change in main.changes if change.kind == "wake"}
+    known = [posted for posted, _ in _served(main) if posted not in wakes]
     left = [each.message.content for each in waiting]
     if [*known, *left] != posted:
         raise Broken("inbox", f"{found.id}: {posted} were posted, {known} served, and {left} wait")
+
+
+def judge_work(found: Found, waiting: Iterable[Input], names: Mapping[str, str]) -> None:
+    """Workers have served all inputs and wakes, each once; `names`: those of the wakes, by their writers."""
+    main = found.main
+    if left := [each.message.content for each in waiting]:
+        raise Broken("G12", f"{found.id}: nobody serves {left}")
+    if main.lacks(0):
+        return
+    times = Counter(each for each, _ in _served(main))
+    wakes = [change.actor for change in main.changes if change.kind == "wake"]
+    last = {names[writer]: writer for writer in wakes}
+    for writer in wakes:
+        if times[writer] > 1 or (last[names[writer]] == writer and not times[writer]):
+            raise Broken("G12", f"{found.id}: the wake of {writer} was served {times[writer]} times; {wakes} were set")
 
 
 def judge_followed(request: str, parts: Sequence[OutputPart], change: Change) -> None:

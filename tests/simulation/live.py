@@ -26,6 +26,7 @@ from distributed_state.results import (
     Truncated,
 )
 from tests.simulation.checks import Befell, Broken, Found
+from tests.simulation.plan import Operation
 from tests.simulation.workload import Caller, Outcome
 
 ANSWER = "answer"  # the field that an attempt commits
@@ -38,6 +39,14 @@ CHECKS = (
     "finished", "nothing ran", "not stopped", "ended at last",
 )  # fmt: skip
 """The cases that a check can meet: see `Live.met`."""
+
+
+HANDLER = "h"  # of all sessions, if there are workers
+
+
+def wake_of(operation: Operation) -> str:
+    """The name of the wake that an operation sets."""
+    return "xy"[operation.draw % 2]
 
 
 class Given(StateError):
@@ -117,6 +126,7 @@ class Live:
     """All turns of a run that stream, and those who follow and stop them. `met`: how often a check had a case."""
 
     def __init__(self) -> None:
+        self.works = False  # whether workers serve what is posted
         self.attempts: list[Attempt] = []
         self.followers: dict[str, Follower] = {}
         self.stops: list[Stop] = []
@@ -240,12 +250,17 @@ class LiveCaller(Caller):
 
     async def _post(self) -> None:
         """Post an input, and now and then follow the turn that serves it."""
-        await self.session.post({"role": "user", "content": self.value}, request_id=self.value)
+        handler = HANDLER if self.live.works else None
+        await self.session.post({"role": "user", "content": self.value}, request_id=self.value, handler=handler)
         if self.chance.random() < 0.5:
             follower = Follower(self.value, self.session.id, self.value)
             self.live.posted.append(follower)
             async for part in self.session.output(self.value, wait=2.0):
                 follower.parts.append((self.world.now, part))
+
+    async def _wake(self) -> None:
+        name = wake_of(self.outcome.operation)
+        await self.session.wake(self.value, after=self.chance.uniform(0.0, 2.0), name=name, handler=HANDLER)
 
     async def _stop(self) -> None:
         chance = self.chance

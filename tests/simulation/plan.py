@@ -38,6 +38,7 @@ class Shape:
     cancelled: float = 0.05
     ttl: float = 2.0  # of leases
     listens: bool = False  # to events
+    works: bool = False  # each replica has a worker
     settings: tuple[tuple[str, object], ...] = (
         ("warm_ttl", 1.0),
         ("partitions", 2),
@@ -195,6 +196,11 @@ INBOX = replace(
     LIVE, pace=0.1, mix=(("post", 6), ("serve", 4), ("set", 1), ("turn", 1)), ttl=0.6,
     faults=(*LIVE.faults, ("flush", 1)), settings=(*LIVE.settings, ("inbox_limit", 200)),
 )  # fmt: skip
+# Workers serve what is posted, and wakes.
+WORK = replace(
+    INBOX, works=True, reads=0.1, mix=(("post", 6), ("wake", 3), ("serve", 1), ("set", 1), ("turn", 1)), ttl=1.0,
+    faults=(*INBOX.faults, ("power cut", 1), ("evict", 3)),
+)  # fmt: skip
 EVENTS = replace(
     CALM, pace=0.1, reads=0.05, records=6, listens=True,
     mix=(("emit", 12), ("set", 1), ("turn", 2), ("increment", 1), ("batch", 1), ("checkpoint", 1), ("clear", 1),
@@ -254,5 +260,5 @@ SHAPES = {
     "hot": HOT, "maintained": MAINTAINED, "restored": RESTORED, "leases": LEASES, "events": EVENTS, "cluster": CLUSTER,
     "moved": MOVED, "failover": FAILOVER, "sentinel": SENTINEL, "all": ALL,
     "live": LIVE, "live failover": LIVE_FAILOVER, "live cluster": LIVE_CLUSTER,
-    "inbox": INBOX,
+    "inbox": INBOX, "work": WORK,
 }  # fmt: skip

@@ -18,19 +18,20 @@ from tests.simulation import checks
 from tests.simulation.checks import Befell, Broken, Harm
 from tests.simulation.fleet import Fleet
 from tests.simulation.listening import Listening
-from tests.simulation.live import Follower, Live, LiveCaller, follow_to_the_end
+from tests.simulation.live import HANDLER, Follower, Live, LiveCaller, follow_to_the_end, wake_of
 from tests.simulation.network import FROM, SLOW, TO, Silence
 from tests.simulation.node import Persistence
 from tests.simulation.plan import Fault, Operation, Plan
 from tests.simulation.replication import Loss
 from tests.simulation.watched import harm
-from tests.simulation.workload import ACKNOWLEDGED, PRIVATE, REFUSED, Outcome, fork_of, short
+from tests.simulation.workload import ACKNOWLEDGED, PRIVATE, REFUSED, Outcome, Withheld, fork_of, short
 from tests.simulation.world import Clock, Future, Process, Stalled, Task, World
 
 _LONGEST = 60.0  # seconds of its own time that one operation may take
 _REACHED = 2.5  # seconds that a read may take once nothing fails any longer
 _STALENESS = 2.0
 _ENDED = 90.0  # seconds: if Redis lost everything, expired sessions are looked for once a minute
+_WORKED = 40.0  # seconds in which workers serve what waits: a turn that failed several times is tried again later
 _LOOKED = 3.0  # seconds in which a follower finds out how its request ended
 _LONG = {"move slot", "old map", "cut off", "server away", "server stands still"}
 _OF_A_SERVER = {"freeze server", "power cut", "restart server", "evict", "server away", "server stands still"}
@@ -150,9 +151,25 @@ class Run:
         store, process = await self.fleet.open(f"r{number}")
         self.stores.append((store, process))
         self.joined[process.name] = self.world.now
+        if self.shape.works:
+            self.live.works = True
+            store.handler(HANDLER, partial(self._handle, random.Random(number), process.name))
+            working = store.work(concurrency=4, ttl=self.shape.ttl, max_attempts=10_000, shutdown_timeout=1.0)
+            self.fleet.run(process, working, "work")
         if self.listening is not None and not self._healed:
             begin = self.listening.begin(number, store, process)
             await self._over(self.fleet.run(process, begin, "listen"))
+
+    async def _handle(self, chance: random.Random, name: str, turn: Any) -> None:
+        """Take inputs, and now and then fail."""
+        turn.append(*(each.message for each in turn.take()))
+        await self.world.sleep(chance.uniform(0.0, 0.3))
+        if chance.random() < 0.3:
+            await turn.arrived()
+            turn.append(*(each.message for each in turn.take()))
+        turn["served"] = name
+        if chance.random() < 0.1:
+            raise Withheld
 
     async def _client(self, number: int) -> None:
         for operation in self.plan.operations:
@@ -398,7 +415,13 @@ class Run:
         for at in range(self.shape.records):
             found.append(await checks.read(store, f"s{at}", writers, named=named))
             if any(each.operation.kind == "post" for each in self.outcomes):
-                checks.judge_inbox(found[-1], await store.session(f"s{at}").inbox())
+                session = store.session(f"s{at}")
+                if self.shape.works:
+                    await self._await_work(session)
+                    found[-1] = await checks.read(store, f"s{at}", writers, named=named)
+                    names = {each.writer: wake_of(each.operation) for each in self.outcomes}
+                    checks.judge_work(found[-1], [*await session.inbox(), *await session.wakes()], names)
+                checks.judge_inbox(found[-1], await session.inbox())
                 await self._follow_inputs(store, found[-1])
         for each in self.outcomes:
             if each.operation.kind == "fork" and each.state == ACKNOWLEDGED:
@@ -430,6 +453,12 @@ class Run:
             for each in (last, *(() if self.losses else self.live.posted)):
                 if (each.record, each.request) == (found.id, request):
                     checks.judge_followed(request, [part for _, part in each.parts], change)
+
+    async def _await_work(self, session: Any) -> None:
+        """Wait, within a limit, until nothing waits in a session."""
+        began = self.world.now
+        while self.world.now < began + _WORKED and (await session.inbox() or await session.wakes()):
+            await self.world.sleep(0.5)
 
     async def _await_ends(self, store: AsyncStateStore) -> None:
         """Wait, within a limit, until sessions with a lifetime have ended."""

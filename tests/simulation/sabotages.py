@@ -23,7 +23,7 @@ from distributed_state.conversation import turn
 from distributed_state.hot import cache
 from distributed_state.port import commands, identities, routing, topology
 from distributed_state.records import restoring
-from distributed_state.store import reaper
+from distributed_state.store import reaper, work
 from distributed_state.tiers import archiver, commit, read, reconcile, recovery, unarchived
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.warm import client, confirming, lease, link, per_server
@@ -260,6 +260,12 @@ _INPUTS = _shape("post 6, serve 4", operations=40, pace=0.1, reads=0.0, settings
 _INPUTS_ROLLED_BACK = _shape(
     "post 6, serve 4, roll back 3", operations=40, pace=0.1, reads=0.0, settings=SHAPES["inbox"].settings
 )
+_WORKED: dict[str, Any] = {"operations": 40, "pace": 0.1, "reads": 0.0, "works": True, "ttl": 1.0}
+_WORKED["settings"] = SHAPES["work"].settings
+_WORKING = _shape("post 4, wake 3, serve", "crash replica 2", **_WORKED)
+_WORKING_ON = _shape("wake 6, post", "flush 4", **_WORKED, records=8)
+_TAKING = _shape("post", "crash replica 6", **_WORKED, records=12)
+_WAKES_ROLLED_BACK = _shape("post 2, wake 3, roll back 3", **_WORKED)
 _STREAMS = "live 4, live alone 2, follow 6, stop 2"
 _STREAMED: dict[str, Any] = {"operations": 48, "reads": 0.0, "pace": 0.1, "settings": SHAPES["live"].settings}
 _STREAMING = _shape(_STREAMS, **_STREAMED)
@@ -963,7 +969,7 @@ SABOTAGES: dict[str, Sabotage] = {
         11,
     ),
     "a turn leaves what it took in the inbox": Sabotage(
-        (Lua("commit", "    if input then\n      -- Without", "    if input and reached() then\n      -- Without"),),
+        (Lua("commit", "  put('#b' .. number, '')", "  if reached() then put('#b' .. number, '') end"),),
         _INPUTS,
         1,
     ),
@@ -1001,6 +1007,29 @@ SABOTAGES: dict[str, Sabotage] = {
             ),
         ),
         _INPUTS,
+        1,
+    ),
+    "a commit does not make the session due": Sabotage(
+        (Lua("commit", "elseif due_at then", "elseif due_at and reached() then"),), _WORKING, 1
+    ),
+    "a session that a worker took is not found again": Sabotage(
+        (Lua("due", "now_ms + ahead_ms", "now_ms + ahead_ms * (reached() and 1 or 1000)"),), _TAKING, 1
+    ),
+    "a set of due sessions that Redis lost is not filled again": Sabotage(
+        (Python(work.SessionWorker._take, "if filled != epoch:", "if filled != epoch and reached():"),), _WORKING_ON, 5
+    ),
+    "a turn that failed is not tried again": Sabotage(
+        (Lua("commit", "wait == '!' and '!'", "(wait == '!' or not reached()) and '!'"),), _WORKING, 2
+    ),
+    "a rollback drops wakes": Sabotage(
+        (
+            Python(
+                restoring._restore,
+                "if is_kept(name)}",
+                "if is_kept(name) and (name[:2] != INBOX or reached())}",
+            ),
+        ),
+        _WAKES_ROLLED_BACK,
         1,
     ),
 }

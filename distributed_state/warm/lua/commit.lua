@@ -101,7 +101,7 @@ if lock_value ~= '' then
 elseif holder and string.byte(holder) == 120 then -- x: exclusive
   -- An input may be posted or withdrawn meanwhile, and nothing else with it but what begins a session. Only a turn, whose
   -- holder's name ends in '!', lets a session begin: an import holds the lock of the record that it puts into SQL.
-  local passes = kind == 'post' and (version or string.byte(holder, -1) == 33)
+  local passes = (kind == 'post' or kind == 'wake' or kind == 'schedule') and (version or string.byte(holder, -1) == 33)
   for i = first_operation, #words, 3 do passes = passes and string.find('ITWDEX', words[i], 1, true) end
   if not passes then return {'locked', holder} end
 end

@@ -87,13 +87,13 @@ for _, i in ipairs(inputs or {}) do
   if operation == 'T' and removed == 0 and kind == 'post' then return {'posted', '0'} end
   if operation ~= 'T' and due ~= 0 then
     -- A turn that was answered must not fail because it asks to be woken.
-    if kind == 'post' and (entries + 1 > inbox_limit or used + #content > inbox_bytes) then return {'inbox', entries, used} end
+    if kind ~= 'turn' and (entries + 1 > inbox_limit or used + #content > inbox_bytes) then return {'inbox', entries, used} end
     put('#b' .. format('%d', following), '!1' .. format('%015d', due) .. ' ' .. content)
     if operation == 'W' then wakes[#wakes + 1] = {format('%d', following), format('%d', due)} end
     following, entries, used = following + 1, entries + 1, used + #content
   end
   -- A new encryption changes the size of an input, and does not count again.
-  used = entries > 0 and math.max(used, 0) or 0
+  used = entries + 0 > 0 and math.max(used, 0) or 0
   local counts, all = format('%d %d %d', following, entries, used), {}
   result[#result + 1] = format('%d,%d,%d,%d', following, entries, used, #wakes)
   for at, wake in ipairs(wakes) do
