@@ -120,7 +120,8 @@ def _several(processes: int, shutdown_timeout: float) -> int:
             process.kill()
             process.wait()
     report("stopped")
-    return int(any(process.returncode for process in running))
+    # One that was still starting says by its exit code that it got the signal.
+    return int(any(process.returncode not in (0, 128 + signal.SIGTERM) for process in running))
 
 
 def _alone(words: list[str]) -> list[str]:

@@ -1,0 +1,156 @@
+"""Workers in processes of their own, which are killed and replaced. Law: each input is answered once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from below import ROOT, said, until
+
+AGENT = """
+import asyncio, time
+from distributed_state import {kind}
+
+store = {kind}.open({url!r}, archive={archive!r}, namespace={namespace!r})
+
+@store.handler("answer")
+{prefix}def answer(turn):
+    taken = turn.take()
+    {pause}
+    for each in taken:
+        turn.append(each.message, {{"role": "assistant", "content": each.message.content}})
+"""
+pytestmark = [pytest.mark.only(warm="single", api="asyncio"), pytest.mark.replicas]
+
+
+class Workers:
+    """Processes that serve the handler `answer` of a store of this kind."""
+
+    def __init__(self, folder: Path, kind: str, opener: Any) -> None:
+        awaits = kind.startswith("Async")
+        text = AGENT.format(
+            kind=kind, url=opener.url, archive=opener.archive, namespace=opener.namespace,
+            prefix="async " if awaits else "", pause="await asyncio.sleep(0.05)" if awaits else "time.sleep(0.05)",
+        )  # fmt: skip
+        (folder / "answering.py").write_text(text)
+        self.folder = folder
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def begin(self, count: int = 1) -> None:
+        """Start so many."""
+        words = ["-m", "distributed_state", "work", "answering:store", "--ttl", "2", "--concurrency", "4"]
+        environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{self.folder}"}
+        for _ in range(count):
+            with (self.folder / f"worker{len(self.processes)}.log").open("wb") as log:
+                process = subprocess.Popen(
+                    [sys.executable, *words], cwd=self.folder, env=environment, stdout=log, stderr=log
+                )
+            self.processes.append(process)
+
+    async def end(self) -> set[int]:
+        """Ask all to end, once they work; the exit codes of those that had not been killed."""
+        living = [each for each in self.processes if each.poll() is None]
+        for each in living:
+            at = self.processes.index(each)
+            await until(lambda at=at: self.working(at), 60.0)
+            each.send_signal(signal.SIGTERM)
+        return {await asyncio.to_thread(each.wait, 60) for each in living}
+
+    def working(self, at: int) -> int:
+        """How many processes have begun to work in the one that was started at this place."""
+        return (self.folder / f"worker{at}.log").read_text().count("working")
+
+
+@contextmanager
+def workers(folder: Path, kind: str, opener: Any) -> Iterator[Workers]:
+    found = Workers(folder, kind, opener)
+    try:
+        yield found
+    finally:
+        for each in found.processes:
+            each.kill()
+            each.wait()
+
+
+@pytest.mark.parametrize("kind", ["AsyncStateStore", "StateStore"])
+async def test_each_input_is_answered_once_though_workers_are_killed(opener: Any, tmp_path: Path, kind: str) -> None:
+    store = await opener()
+    asked = [str(number) for number in range(120)]
+    sessions = [store.session(f"s{at}") for at in range(12)]
+    with workers(tmp_path, kind, opener) as running:
+        running.begin(3)
+        for number, text in enumerate(asked):
+            await sessions[number % 12].post(said(text), request_id=text, handler="answer")
+            if number in (40, 80):
+                running.processes[number // 40 - 1].kill()
+                running.begin()
+            await asyncio.sleep(0.02)
+        for each in sessions:
+            while await each.inbox():
+                await asyncio.sleep(0.05)
+        assert await running.end() == {0}
+    answers = Counter[str]()
+    for at, each in enumerate(sessions):
+        found = await each.messages(fresh=True)
+        answers.update(message.content for message in found if message.role == "assistant")
+        assert [message.content for message in found if message.role == "user"] == asked[at::12]
+    assert answers == Counter(asked)
+
+
+async def test_a_restart_of_all_workers_loses_nothing(opener: Any, tmp_path: Path) -> None:
+    store = await opener()
+    session = store.session("s")
+
+    async def answered(count: int) -> None:
+        while len(await session.messages(fresh=True)) < 2 * count:
+            await asyncio.sleep(0.05)
+
+    await session.post(said("1"), handler="answer")
+    with workers(tmp_path, "StateStore", opener) as running:
+        running.begin(2)
+        await answered(1)
+        assert await running.end() == {0}
+        await session.post(said("2"))
+        await session.wake("3", after=0.1)
+        await asyncio.sleep(0.3)
+        assert len(await session.messages(fresh=True)) == 2
+        running.begin()
+        await answered(3)
+        assert await running.end() == {0}
+    assert [each.content for each in await session.messages()] == ["1", "1", "2", "3", "2", "3"] or [
+        each.content for each in await session.messages()
+    ] == ["1", "1", "2", "2", "3", "3"]
+
+
+async def test_several_processes_of_one_command_end_together(opener: Any, tmp_path: Path) -> None:
+    store = await opener()
+    with workers(tmp_path, "StateStore", opener) as running:
+        words = ["-m", "distributed_state", "work", "answering:store", "--processes", "2"]
+        environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+        with (tmp_path / "worker0.log").open("wb") as log:
+            parent = subprocess.Popen([sys.executable, *words], cwd=tmp_path, env=environment, stdout=log, stderr=log)
+        running.processes.append(parent)
+        await store.session("s").post(said("1"), handler="answer")
+        while len(await store.session("s").messages(fresh=True)) < 2:
+            await asyncio.sleep(0.05)
+
+        def children() -> list[int]:
+            found = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
+            return [int(each) for each in found.read_text().split()] if found.exists() else []
+
+        first = children()
+        assert len(first) == 2
+        os.kill(first[0], signal.SIGKILL)
+        await until(lambda: len(children()) == 2 and first[0] not in children(), 30.0)
+        await until(lambda: running.working(0) == 3, 60.0)
+        assert await running.end() == {0}
+        assert not any(Path(f"/proc/{each}").exists() for each in first[1:])
