@@ -354,6 +354,13 @@ def due(sql: Sql, partition: int, handler: str, *, after: DueRow | None, limit: 
     return [DueRow(*row) for row in sql.execute(query.order_by(r.due, r.record).limit(limit))]
 
 
+def count_stuck(sql: Sql) -> int:
+    """How many sessions are stuck: their handler failed too often to be called again."""
+    r = records.c
+    query = select(func.count()).where(r.namespace == sql.namespace, r.due >= STUCK, r.due < STUCK + "~")
+    return int(sql.execute(query.where(r.deleted.is_(False))).scalar_one())
+
+
 # Events
 
 

@@ -310,6 +310,7 @@ def _facts(sql: Sql) -> dict[str, str]:
     if newest := aside.newest_quarantined(sql):
         found[NEWEST] = f"{newest[0][:200]} version {newest[1]}: {newest[2][:500]}"
     found["branched records"] = str(sql.execute(records_of).scalar_one())
+    found["stuck"] = str(listings.count_stuck(sql))
     if sql.postgresql:
         used, most = _connections(sql) or (0, 0)
         found |= {"connections": str(used), "most connections": str(most)}

@@ -351,7 +351,7 @@ def no_archive(error: StateError) -> Finding:
 
 def archive(facts: dict[str, str]) -> list[Finding]:
     """Findings about SQL that need attention, from its own figures."""
-    judged = {"quarantined", "erasures", "branched records", "connections", "most connections", MINTED, NEWEST}
+    judged = {"quarantined", "erasures", "branched records", "stuck", "connections", "most connections", MINTED, NEWEST}
     findings = [Finding(f"sql {name}", True, value) for name, value in facts.items() if name not in judged]
     if "connections" in facts:
         findings.append(_connections("sql connections", int(facts["connections"]), int(facts["most connections"])))
@@ -370,6 +370,9 @@ def archive(facts: dict[str, str]) -> list[Finding]:
     advice = (
         "list them with distributed-state branches; fork those you need (fork --branch), then store.admin.drop_branch"
     )
+    stuck = facts.get("stuck", "0")
+    retry = "list them with `distributed-state sessions --stuck`, mend their handler, then session.retry()"
+    findings.append(Finding("stuck sessions", stuck == "0", f"{stuck} sessions are not served again", retry))
     findings.append(Finding("branches", diverged == "0", f"{diverged} records have branches", advice))
     return findings
 

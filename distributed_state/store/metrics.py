@@ -177,6 +177,8 @@ FIGURES = (
         lambda t: t.leases.outputs.dropped,
     ),
     Figure("output_followers", "gauge", "Followers of turns in this replica", lambda t: len(t.followers)),
+    Figure("sessions_served", "counter", "Turns of handlers that were committed", lambda t: t.work.served),
+    Figure("handler_failures", "counter", "Turns of handlers that failed", lambda t: t.work.failed),
     Figure(
         "link_up", "gauge", "Whether the subscription to Redis works: 1 or 0; absent until it is needed", _link_up,
     ),

@@ -326,11 +326,13 @@ class SessionWorker:
         except (Fenced, LockTimeout, Deleted, Unavailable, DurabilityUnknown):
             raise
         except Exception as error:
+            self._tiers.work.failed += 1
             about = taken.keys.ref.text
             log.exception("handler %s failed for %s", taken.handler, about[:200], extra=log_fields(about))
             await self._failed(taken, session, type(error).__name__)
         else:
             if turn.written is not None:
+                self._tiers.work.served += bool(turn.taken)
                 return
             if turn.inbox:
                 log.error("handler %s took no input of %s", taken.handler, taken.keys.ref.text[:200])

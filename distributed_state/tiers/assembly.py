@@ -41,7 +41,7 @@ from distributed_state.tiers.archiver import Archiver
 from distributed_state.tiers.recovery import Recovery
 from distributed_state.tiers.refill import Refill
 from distributed_state.tiers.unarchived import Gathering, UnarchivedCommits
-from distributed_state.tiers.workers import HandlerWorker, Worker
+from distributed_state.tiers.workers import HandlerWorker, WorkCounts, Worker
 from distributed_state.values import codec
 from distributed_state.values.codec import Codec
 from distributed_state.values.journal import Happened, JournalEntry, unpack
@@ -121,6 +121,7 @@ class Tiers:
         self.gathering = Gathering(port, self.warm, keys, self.unarchived, link, active=settings.beat > 0)
         self._silent: dict[str, float] = {}  # replicas that did not report their unarchived commits, and when
         self.handlings: list[HandlerWorker] = []
+        self.work = WorkCounts()
         self.workers: list[Worker] = []
         self._epochs: dict[int, str] = {}
         self._listening: dict[str, bytes] = {}

@@ -23,6 +23,12 @@ class Worker(ABC):
         return
 
 
+class WorkCounts:
+    """How many turns of handlers this replica's workers have committed, and how many failed."""
+
+    served = failed = 0
+
+
 class JobWorker(Worker):
     """A worker with one job, from `begin` to `close`: `_run`, under the name `job_name`."""
 

@@ -204,10 +204,13 @@ async def test_a_handler_that_fails_is_tried_again_until_the_session_is_stuck(
         assert len(seen) == 3, "it is stuck"
         await store.admin.archive()
         assert [each.id for each in await store.sessions(stuck=True)] == ["s"]
+        [found] = [each for each in await store.admin.doctor() if each.name == "stuck sessions"]
+        assert (found.ok, found.found) == (False, "1 sessions are not served again")
         broken = False
         assert await session.retry() is True
         await until(lambda: seen[3:] == ["1", "2"])
     assert schedule(store, "s") == Schedule("a")
+    assert (tiers(store).work.served > 0, tiers(store).work.failed) == (True, 3)
     assert await session.inbox() == []
     assert await session.retry() is False
     await store.admin.archive()
