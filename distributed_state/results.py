@@ -18,6 +18,7 @@ from distributed_state.values.turn_times import TurnTimes as TurnTimes
 
 __all__ = [
     "Abandoned",
+    "Ask",
     "Branch",
     "Change",
     "Checkpoint",
@@ -79,6 +80,22 @@ class Input:
     time: float
     wake: str | None = None
     every: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """An open question to a person: see `turn.ask`. Times are in seconds since 1970 by the server's clock.
+
+    `data` is what the turn gave, for example the choices; `expires` is None for a question that waits without limit.
+    """
+
+    session: str
+    name: str
+    question: str
+    data: Any
+    asked: float
+    expires: float | None
+    user: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,6 +121,22 @@ async def post(
     return int(state.fields[INBOX].split()[0]) - 1
 
 
+async def post_first(
+    context: RecordContext, message: Message | dict[str, Any], request_id: str, durability: str | None
+) -> bool:
+    """Store an input, unless one of this request was accepted before; return whether it was stored."""
+    name = request_log.name_of(request_id)
+    assert name is not None
+    changes = context.changes()
+    changes.post(message, request_id, request_log.tag_of(name).encode())
+    draft = context.sign(_scheduled(context, changes.draft("post", durability=durability), None))
+    try:
+        await write_path.commit(context.tiers, context.keys, draft)
+    except Posted:
+        return False
+    return True
+
+
 def _scheduled(context: RecordContext, draft: Draft, handler: str | None) -> Draft:
     """The change with the session's handler: the given one, or the one that this replica knows."""
     if handler is not None:

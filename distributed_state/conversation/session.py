@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 
 from pydantic import ValidationError
 
-from distributed_state.conversation import agent_state, inbox, output, replacing, window
+from distributed_state.conversation import agent_state, asks, inbox, output, replacing, window
 from distributed_state.conversation.agent_state import AgentState, ToolCall
 from distributed_state.conversation.output import AsyncOutput
 from distributed_state.conversation.phases import DEFAULT, StateMachine, transition
@@ -531,6 +531,15 @@ class AsyncSession(AsyncRecord):
     async def cancel_wake(self, name: str = "") -> bool:
         """Remove a wake; False if none with this name is set. A turn that runs may have read it already."""
         return await inbox.cancel_wake(self._context, name)
+
+    async def answer(self, value: Any, name: str = "", *, durability: str | None = None) -> bool:
+        """Answer an open question of the session: see `turn.ask`. False if somebody has answered it already.
+
+        The answer is posted as an input, so the session's handler is called with it. `value` is any JSON value; a str
+        is the message's content as it is, another value its JSON. Raises NotFound without an open question of this
+        name.
+        """
+        return await asks.answer(self._context, name, value, durability)
 
     async def retry(self) -> bool:
         """Let a worker try again now after its handler failed; False if the last turn did not fail.

@@ -17,7 +17,7 @@ from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, overload
 
-from distributed_state.conversation import agent_state, inbox, request_log, window
+from distributed_state.conversation import agent_state, asks, inbox, request_log, window
 from distributed_state.conversation.agent_state import AgentState, ToolCall
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.request_log import name_of, slot_of
@@ -219,6 +219,13 @@ class AsyncTurn(Transaction):
         self._workspace.open()
         found = tuple(each for each in self.inbox if not numbers or each.number in numbers)
         self._taken += found
+        names = asks.closed(found, self) if found else ()
+        for name in names:
+            del self[asks.field_of(name)]
+        # The wakes at which they would have expired are not needed.
+        expiries = {asks.wake_of(name) for name in names} - {each.wake for each in found}
+        if expiries:
+            self._taken += tuple(each for each in inbox.wakes(self._workspace.entry) if each.wake in expiries)
         tags = [tag for each in found if (tag := inbox.tag_of(each))]
         if tags and not self._lease.lost:
             self._lease.output().note(Taken(tags))
@@ -237,6 +244,24 @@ class AsyncTurn(Transaction):
         self._workspace.open()
         self._context.allow("write", MESSAGES)
         self._wakes = {**self._wakes, name: inbox.Later(text, after, at, every)}
+
+    def ask(self, question: str, *, name: str = "", data: Any = None, expires: float | None = None) -> None:
+        """Ask a person: the turn's commit moves the session to "waiting_feedback", with an open question.
+
+        Example::
+
+            async with session.turn() as turn:
+                turn.ask("It costs 900. Shall I book?", name="booking", data={"price": 900}, expires=86_400)
+
+        `store.asks()` lists open questions, and `session.answer("yes", "booking")` posts the answer: an input, whose
+        `message.metadata["answers"]` is the question's name. The turn that takes it closes the question, and moves to
+        another phase itself. After `expires` seconds without an answer a wake arrives instead, named "ask booking".
+        """
+        field = asks.field_of(name)
+        self[field] = asks.opened(question, data, self._tiers.clock.now(), expires)
+        self.move_to(asks.PHASE)
+        if expires is not None:
+            self.wake(question, after=expires, name=asks.wake_of(name))
 
     async def arrived(self) -> tuple[Input, ...]:
         """Look for inputs that were posted since the turn began or looked last, and add them to `inbox`.

@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, cast, overload
 
+from distributed_state.conversation.asks import PHASE as WAITING
+from distributed_state.conversation.asks import all_of
 from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
 from distributed_state.conversation.workflow import Workflow
 from distributed_state.conversation.workflow import run as workflow_run
@@ -26,7 +28,7 @@ from distributed_state.records.sanitizing import Clean, CleanMessage, Options, S
 from distributed_state.records.schema import M, Schema
 from distributed_state.records.transaction import AsyncBatch
 from distributed_state.records.typed import AsyncTypedRecord, TypedContext
-from distributed_state.results import SessionInfo
+from distributed_state.results import Ask, SessionInfo
 from distributed_state.search import querying
 from distributed_state.settings import Settings
 from distributed_state.store import maintenance
@@ -483,6 +485,23 @@ class AsyncStateStore(AsyncFleet):
         for field in (None, *([TAGS] if tags else []), *([MOVES] if phase is not None else [])):
             self._context.allow("read", field=field, user=wanted.owner, scope=scope, prefix=prefix)
         return await maintenance.listing(self._context.tiers(), wanted, fresh=fresh)
+
+    async def asks(
+        self, *, user: str | None = None, prefix: str | None = None, limit: int = 50, fresh: bool = False
+    ) -> list[Ask]:
+        """List open questions to people, those of the last changed sessions first, of at most `limit` sessions.
+
+        Example::
+
+            for ask in await store.asks(user="u1"):
+                print(ask.question)  # answered by store.session(ask.session).answer("yes", ask.name)
+
+        `prefix` and `fresh` are as in `sessions`. A question is asked by `turn.ask`.
+        """
+        page = await self.sessions(user=user, prefix=prefix, limit=limit, phase=WAITING, fresh=fresh)
+        fields = await self.get_many([self.session(each.id) for each in page], fresh=True)
+        found = [all_of(each.id, each.user, kept) for each, kept in zip(page, fields, strict=True)]
+        return [ask for some in found for ask in some]
 
     async def forget(self, user: str) -> int:
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.

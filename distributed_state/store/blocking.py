@@ -24,6 +24,7 @@ from distributed_state.records.sanitizing import Clean, CleanMessage, Options, S
 from distributed_state.records.schema import M, Schema
 from distributed_state.records.transaction import AsyncBatch
 from distributed_state.results import (
+    Ask,
     Branch,
     Event,
     Finding,
@@ -785,6 +786,20 @@ class StateStore:
                 stuck=stuck,
             )
         )
+
+    def asks(
+        self, *, user: str | None = None, prefix: str | None = None, limit: int = 50, fresh: bool = False
+    ) -> list[Ask]:
+        """List open questions to people, those of the last changed sessions first, of at most `limit` sessions.
+
+        Example::
+
+            for ask in store.asks(user="u1"):
+                print(ask.question)  # answered by store.session(ask.session).answer("yes", ask.name)
+
+        `prefix` and `fresh` are as in `sessions`. A question is asked by `turn.ask`.
+        """
+        return finish(self._core.asks(user=user, prefix=prefix, limit=limit, fresh=fresh))
 
     def forget(self, user: str) -> int:
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.

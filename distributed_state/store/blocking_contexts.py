@@ -206,6 +206,20 @@ class Turn(MutableMapping[str, Any]):
         """Set a wake of the session with this turn: see `session.wake`. `after=0`: begin another turn at once."""
         self._core.wake(text, after=after, at=at, name=name, every=every)
 
+    def ask(self, question: str, *, name: str = "", data: Any = None, expires: float | None = None) -> None:
+        """Ask a person: the turn's commit moves the session to "waiting_feedback", with an open question.
+
+        Example::
+
+            with session.turn() as turn:
+                turn.ask("It costs 900. Shall I book?", name="booking", data={"price": 900}, expires=86_400)
+
+        `store.asks()` lists open questions, and `session.answer("yes", "booking")` posts the answer: an input, whose
+        `message.metadata["answers"]` is the question's name. The turn that takes it closes the question, and moves to
+        another phase itself. After `expires` seconds without an answer a wake arrives instead, named "ask booking".
+        """
+        self._core.ask(question, name=name, data=data, expires=expires)
+
     def arrived(self) -> tuple[Input, ...]:
         """Look for inputs that were posted since the turn began or looked last, and add them to `inbox`.
 

@@ -991,6 +991,15 @@ class Session(Record):
         """Remove a wake; False if none with this name is set. A turn that runs may have read it already."""
         return finish(self._core.cancel_wake(name))
 
+    def answer(self, value: Any, name: str = "", *, durability: str | None = None) -> bool:
+        """Answer an open question of the session: see `turn.ask`. False if somebody has answered it already.
+
+        The answer is posted as an input, so the session's handler is called with it. `value` is any JSON value; a str
+        is the message's content as it is, another value its JSON. Raises NotFound without an open question of this
+        name.
+        """
+        return finish(self._core.answer(value, name, durability=durability))
+
     def retry(self) -> bool:
         """Let a worker try again now after its handler failed; False if the last turn did not fail.
 

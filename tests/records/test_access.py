@@ -106,6 +106,11 @@ async def _turn(session: Any) -> None:
 
 
 # What each method of a session asks for, in order: on a record with field a, a message, phase p, checkpoint l.
+async def _answered(session: Any) -> None:
+    with pytest.raises(NotFound, match="no open question"):
+        await session.answer("yes")
+
+
 async def _retried(session: Any) -> None:
     with pytest.raises(NotFound, match="no handler"):
         await session.retry()
@@ -169,6 +174,7 @@ SESSION: dict[str, Case] = {
     "wakes": (lambda s: s.wakes(), [("read", M)]),
     "cancel_wake": (lambda s: s.cancel_wake("none"), [("read", M)]),
     "retry": (_retried, [("write", M)]),
+    "answer": (_answered, [("read", "ask.")]),
     "history": (lambda s: s.history(), [("read", None), ("read", "a"), ("read", M), ("read", P)]),
     "at": (lambda s: s.at(version=1), [("read", None), ("read", "a"), ("read", M), ("read", P)]),
     "checkpoint": (lambda s: s.checkpoint("l"), [("write", V)]),
@@ -297,6 +303,7 @@ STORE: dict[str, Case] = {
     "batch": (_batch, [("write", "a"), ("write", M)]),
     "delete": (lambda s: s.delete("s"), [("write", None)]),
     "sessions": (lambda s: s.sessions(user="u"), [("read", None)]),
+    "asks": (lambda s: s.asks(user="u"), [("read", None), ("read", P)]),
     "work": (_worked, [("lock", None)]),
     "emit": (lambda s: s.emit("a.b", subject=s.session("s")), [("write", None)]),
     "activate_agent": (lambda s: s.activate_agent("notes"), [("read", None), ("write", None)]),
@@ -387,6 +394,7 @@ TURN: dict[str, Case] = {
     "take": (lambda t: t.take(), [("read", M)]),
     "arrived": (lambda t: t.arrived(), [("read", M)]),
     "wake": (lambda t: t.wake("x", after=9), [("write", M)]),
+    "ask": (lambda t: t.ask("?"), [("write", "ask."), ("write", P)]),
 }
 
 

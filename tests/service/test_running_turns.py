@@ -404,6 +404,40 @@ def test_a_full_inbox_asks_to_come_back(url: str, tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["error"]) == (503, "Backpressure")
 
 
+def test_a_question_is_listed_in_its_tenant_and_answered_once(fleet: Fleet) -> None:
+    with fleet.session.turn() as turn:
+        turn.ask("Shall I book?", name="booking", data={"price": 900})
+    [ask] = fleet.first.get("/v1/asks").json()["asks"]
+    assert (ask["conversation"], ask["name"], ask["question"], ask["data"], ask["expires"]) == (
+        "acme:c", "booking", "Shall I book?", {"price": 900}, None,
+    )  # fmt: skip
+    other = {"Authorization": f"Bearer {token(fleet.store, tenant='evil:')}"}
+    assert fleet.second.get("/v1/asks", headers=other).json() == {"asks": []}
+    body = {"name": "booking", "value": "yes"}
+    assert fleet.second.post(ONE + "/answers", json=body).json() == {"accepted": True}
+    assert fleet.first.post(ONE + "/answers", json=body | {"value": "no"}).json() == {"accepted": False}
+    assert [each.message.content for each in fleet.session.inbox()] == ["yes"]
+    assert fleet.first.post(ONE + "/answers", json={"value": "yes"}).status_code == 404
+
+
+def test_a_message_names_the_handler_and_where_its_turn_is_followed(fleet: Fleet) -> None:
+    body = {"message": {"role": "user", "content": "a"}, "handler": "support"}
+    posted = fleet.first.post(ONE + "/inbox", json=body, headers={"Idempotency-Key": "k 1"})
+    assert (posted.status_code, posted.headers["location"]) == (202, ONE + "/output?request=k%201")
+    assert fleet.first.post(ONE + "/inbox", json=body | {"handler": "other"}).status_code == 409
+    assert fleet.first.post(ONE + "/inbox", json=body | {"handler": "a b"}).status_code == 422
+    fleet.store.handler("support", lambda turn: turn.append(*(each.message for each in turn.take())))
+    working = threading.Thread(target=fleet.store.work)
+    working.start()
+    try:
+        with follow(fleet.second, request="k 1") as following:
+            assert following.all()[-1][0] == "ended"
+    finally:
+        fleet.store.stop_working()
+        working.join(20)
+    assert [each.content for each in fleet.session.messages(fresh=True)] == ["a"]
+
+
 # A client that runs a turn
 
 

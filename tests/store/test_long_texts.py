@@ -33,7 +33,7 @@ GIVEN: dict[str, Any] = {
     "collection": "c", "items": {"i": 1}, "defaults": {"k": 1}, "event": "new_task", "actor": "a", "user": "u",
     "change": lambda state: None, "changes": {"k": 1}, "branch": "b", "keys": "k", "tag": {"k": "t"}, "by": 1,
     "key_or_keys": "k", "older_than": 1e9, "function": lambda state: None, "turn_id": "t", "call_id": "c", "tool": "no",
-    "agent": "a", "new_path": "p", "name": "n", "phase": "here",
+    "agent": "a", "new_path": "p", "name": "n", "phase": "here", "question": "?",
     "user_id": "u", "idle": 60.0, "token": 1, "lines": [], "parts": {}, "levels": "memory", "durability": "memory",
 }  # fmt: skip
 # What waits for others, ends the store, or takes a file or a class.

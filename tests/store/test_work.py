@@ -439,6 +439,74 @@ async def test_what_a_commit_says_of_a_schedule_is_what_redis_has(opener: Any) -
     assert len(history) == await session.version()
 
 
+# Questions to people
+
+
+async def test_a_question_is_listed_answered_once_and_closed(store: Any) -> None:
+    said_by: list[Any] = []
+
+    def book(turn: Any) -> None:
+        for each in turn.take():
+            answers = (each.message.metadata or {}).get("answers")
+            if answers is None and each.wake is None:
+                turn.ask("Shall I book?", name="booking", data={"price": 900}, expires=3600)
+            else:
+                said_by.append((answers, each.wake, each.message.content))
+                turn.move_to("done")
+
+    session = store.session("s", user="u")
+    async with working(store, {"a": book}):
+        await session.post(said("a trip"), handler="a")
+        await until(lambda: schedule(store, "s") not in (None, Schedule("a")) and due_set(store, "s") != {})
+        while await session.phase() != "waiting_feedback":
+            await asyncio.sleep(0.01)
+        [ask] = await store.asks(fresh=True)
+        assert (ask.session, ask.name, ask.question, ask.data, ask.user) == (
+            "s",
+            "booking",
+            "Shall I book?",
+            {"price": 900},
+            "u",
+        )
+        assert ask.expires == pytest.approx(ask.asked + 3600)
+        assert [each.wake for each in await session.wakes()] == ["ask booking"]
+        assert await store.asks(user="other", fresh=True) == []
+        with pytest.raises(NotFound, match="no open question"):
+            await session.answer("yes")
+        store.stop_working()
+    assert await session.answer({"book": True}, "booking") is True
+    assert await session.answer("no", "booking") is False
+    assert [each.message.content for each in await session.inbox()] == ['{"book":true}']
+    async with session.turn() as turn:
+        [taken] = turn.take()
+        assert taken.message.metadata == {"answers": "booking"}
+        turn.move_to("done")
+    assert await store.asks(fresh=True) == []
+    assert await session.wakes() == []
+    with pytest.raises(NotFound, match="no open question"):
+        await session.answer("yes", "booking")
+
+
+async def test_a_question_that_expires_arrives_as_a_wake_and_is_closed(store: Any) -> None:
+    session = store.session("s")
+    async with session.turn() as turn:
+        turn.ask("Well?", expires=0.1)
+    assert await session.phase() == "waiting_feedback"
+    await asyncio.sleep(0.2)
+    async with session.turn() as turn:
+        [taken] = turn.take()
+        assert (taken.wake, taken.message.content) == ("ask ", "Well?")
+        turn.move_to("error")
+    assert await store.asks(fresh=True) == []
+    for bad in ("", 1, None):
+        with pytest.raises(InvalidValue, match="question"):
+            async with session.turn() as turn:
+                turn.ask(bad)
+    with pytest.raises(InvalidValue, match="name"):
+        async with session.turn() as turn:
+            turn.ask("?", name="n" * 101)
+
+
 @pytest.mark.unit
 def test_bad_handlers_and_plans_are_refused() -> None:
     handlers = work.Handlers()

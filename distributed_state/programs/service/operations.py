@@ -153,6 +153,8 @@ def _running(follow: Serve, own_events: Serve) -> list[Operation]:
         Operation("POST", f"{one}/stop", "write", output.stop, "Stop a turn", answer=output.Stopped),
         Operation("POST", f"{one}/inbox", "write", output.post, "Leave a message for a turn", answer=output.Posted,
                   status=202, headers=(IDEMPOTENCY_KEY,)),
+        Operation("POST", f"{one}/answers", "write", output.reply, "Answer an open question", answer=output.Replied),
+        Operation("GET", f"{PREFIX}/asks", "read", output.questions, "List open questions", answer=output.Questions),
         Operation("GET", f"{one}/inbox", "read", output.read_inbox, "Read the inputs that wait", answer=output.Inbox),
         Operation("DELETE", f"{one}/inbox/{{number:number}}", "write", output.withdraw, "Withdraw an input",
                   answer=output.Withdrawn),
