@@ -51,5 +51,4 @@ end
 -- It is not among them, so the write was not applied after `since`, unless an op id of that time may have been dropped.
 since = since + 0
 if now_ms - since > window_ms then return {'late', format('%d', now_ms), epoch} end
--- A time to come: this server's clock was set back, and what it dropped may have later times than it has now.
-if since < hydrated or since > now_ms then return {'unsure', format('%d', now_ms), epoch} end
+if since < hydrated then return {'unsure', format('%d', now_ms), epoch} end
