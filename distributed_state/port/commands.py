@@ -150,7 +150,7 @@ def filled(words: Words, data_id: str) -> Filled:
 class Packer:
     """Encodes commands as they are sent on one connection, with its data id.
 
-    The words with which every call of a script on a record begins, including its constants (see `Script.call`), are
+    The words with which a call of a script on these keys begins, including its constants (see `Script.call`), are
     encoded once and cached: encoding thirty words takes a tenth of the time of a commit.
     """
 
@@ -173,7 +173,7 @@ class Packer:
         constants = words[at] if len(words) > at else None
         if type(constants) is not tuple or words[0] != b"EVALSHA":
             return packed(filled(words, self.data_id))
-        name = (words[1], words[2], words[3], constants)
+        name = (words[1], *words[3 : at - 1], constants)  # all keys: calls on one record may differ in any of them
         beginning = self._beginnings.get(name)
         if beginning is None:
             beginning = self._begin(name, (*words[: at - 1], self.data_id, *constants))

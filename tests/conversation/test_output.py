@@ -337,3 +337,20 @@ async def test_bad_reasons_are_refused(store: Any) -> None:
             await session.stop(reason=reason)
     with pytest.raises(InvalidValue):
         await session.stop(wait=-1)
+
+
+@pytest.mark.replicas
+async def test_items_are_written_by_a_turn_that_streams_after_one_without_items(opener: Any) -> None:
+    """Both commits have the same number of keys, and not the same keys."""
+    store, other = await opener(), await opener()
+    session = store.session("s")
+    for number in range(3):
+        async with session.turn(request_id=f"r{number}") as turn:
+            await turn.stream("x")
+            turn["n"] = number
+            if number % 2:
+                turn.put_item("seats", "1", number)
+    assert await other.session("s").items("seats").get("1") == 1
+    await store.admin.archive()
+    assert [change.version for change in await session.history()] == [1, 2, 3]
+    assert await other.session("s").get("n", fresh=True) == 2

@@ -432,11 +432,11 @@ def test_the_bytes_of_commands_are_those_of_the_protocol() -> None:
 
 
 def test_a_call_with_constants_is_written_as_any_other() -> None:
-    """Whatever was kept of an earlier call: another record, other constants, another number of keys."""
+    """Whatever was kept of an earlier call: another record, other constants, other keys of the same record."""
     script = Script("commit", living=True)
     packer = Packer("a-data-id")
     for constants in ((b"replica", b"1"), (b"other", b"1")):
-        for keys in ((b"record",), (b"record", b"events"), (b"second",)):
+        for keys in ((b"record",), (b"record", b"events"), (b"record", b"output"), (b"second",)):
             for rest in ((), (1, "two", b"\r\n$3\r\n" * 3), (3,)):
                 words = script.call(keys, [constants, *rest])
                 plain = (b"EVALSHA", script.sha, len(keys), *keys, "a-data-id", *constants, *rest)
