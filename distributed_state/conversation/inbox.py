@@ -170,7 +170,7 @@ class Later:
     def add(self, changes: Changes, name: str, *, again: bool = False) -> None:
         """Let this change set the wake of this name. `again`: only if this change takes it."""
         if self.at is not None:
-            when = b"%b%d" % (b"~" if again else b"@", round(self.at * 1000))
+            when = b"%b%d" % (b"~" if again else b"@", max(1, round(self.at * 1000)))
         else:
             seconds = self.every if self.after is None else self.after
             assert seconds is not None

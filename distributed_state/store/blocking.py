@@ -994,7 +994,8 @@ class StateStore:
         row the session is *stuck*: `sessions(stuck=True)` lists it, and `session.retry()` begins again. A turn that
         somebody stopped is not repeated. When `work` is cancelled, or by `stop_working`, it begins no further turn,
         waits up to `shutdown_timeout` seconds for the running turns, and hands the others back. Raises InvalidValue
-        without a handler.
+        without a handler, or if the store works already. A plain function of an asyncio store runs in a thread, which
+        cannot be interrupted.
         """
         finish(
             self._core.work(
@@ -1003,7 +1004,7 @@ class StateStore:
         )
 
     def stop_working(self) -> None:
-        """Let this store's calls of `work` end, as if they were cancelled; from any thread, or a signal handler."""
+        """Let this store's call of `work` end, as if it were cancelled; from any thread, or a signal handler."""
         self._core.stop_working()
 
     def off(self, handler: Handler) -> None:

@@ -371,8 +371,8 @@ def archive(facts: dict[str, str]) -> list[Finding]:
         "list them with distributed-state branches; fork those you need (fork --branch), then store.admin.drop_branch"
     )
     stuck = facts.get("stuck", "0")
-    retry = "list them with `distributed-state sessions --stuck`, mend their handler, then session.retry()"
-    findings.append(Finding("stuck sessions", stuck == "0", f"{stuck} sessions are not served again", retry))
+    retry = "list them with `distributed-state sessions --stuck`, fix their handler, then call session.retry()"
+    findings.append(Finding("stuck sessions", stuck == "0", f"sessions that are no longer served: {stuck}", retry))
     findings.append(Finding("branches", diverged == "0", f"{diverged} records have branches", advice))
     return findings
 

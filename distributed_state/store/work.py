@@ -16,16 +16,16 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 from distributed_state.cold.values import DueRow
 from distributed_state.conversation import inbox
 from distributed_state.conversation.session import AsyncSession
-from distributed_state.conversation.turn import AsyncTurn, HandledTurn
+from distributed_state.conversation.turn import HandledTurn
 from distributed_state.errors import (
     Deleted,
     DurabilityUnknown,
@@ -33,11 +33,11 @@ from distributed_state.errors import (
     InvalidValue,
     LockTimeout,
     StateError,
-    Stopped,
     Unavailable,
 )
 from distributed_state.port import Job
 from distributed_state.records.context import context_of
+from distributed_state.results import Input
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
@@ -53,6 +53,9 @@ Serves = Callable[[Any], Any]
 """A handler of sessions: a function of a turn."""
 
 _EVERY = 1.0  # seconds between two looks at partitions about which nothing was published
+_SHORTEST = 0.02  # seconds between two looks because of wakes
+_OTHERS = 8  # places of other workers at which an idle one looks each time
+_UNKNOWN_SECONDS = 5.0  # until SQL is asked again for partitions that Redis does not have
 _PAGE = 1000
 _SOON_MS = 1000  # after which a session is looked at again whose lease somebody holds
 _LONGEST_RETRY = 300.0
@@ -84,11 +87,9 @@ class Plan:
 
 
 class Handlers(dict[str, Serves]):
-    """The handlers of one store, by name. `working`: its calls of `work` that run."""
+    """The handlers of one store, by name. `working`: its call of `work`, while that runs."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.working: list[SessionWorker] = []
+    working: SessionWorker | None = None
 
     def add(self, name: str, serves: Serves) -> None:
         """Add a handler. Raises InvalidValue if there is another one of this name."""
@@ -98,13 +99,17 @@ class Handlers(dict[str, Serves]):
             raise InvalidValue(f"there is a handler {name!r} already")
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Taken:
-    """A due session that this worker took; `score`: the present one in the due set."""
+    """A due session that this worker took; `score`: the present one in the due set. `job`: None until it has begun."""
 
     handler: str
     keys: RecordKeys
     score: bytes
+    job: Job | None = None
+
+
+_Place = tuple[str, int]  # a handler and a partition
 
 
 class SessionWorker:
@@ -117,26 +122,26 @@ class SessionWorker:
         if not handlers:
             raise InvalidValue("there is no handler: add one with @store.handler(name)")
         for name, serves in handlers.items():
-            if inspect.iscoroutinefunction(serves) and not tiers.port.suspends:
+            if _awaits(serves) and not tiers.port.suspends:
                 raise InvalidValue(f"handler {name!r} is a coroutine function, for asyncio only")
         self._tiers = tiers
         self._port = tiers.port
-        self._handlers = handlers
+        self._handlers = dict(handlers)
         self._plan = plan
         self._session = session
         self._dressed = dressed
         self._news = tiers.port.signal()
-        self._published: set[tuple[str, int]] = set()
+        self._published: set[_Place] = set()
         self._mutex = tiers.port.mutex()
-        self._jobs: dict[int, tuple[_Taken, Job]] = {}
-        self._waiting: deque[_Taken] = deque()
-        self._names = {
-            keys.due_of(name): (name, partition) for partition, keys in self._partitions() for name in handlers
-        }
-        self._filled: set[tuple[str, int, str]] = set()
+        self._running: set[_Taken] = set()
+        self._busy: dict[str, int] = {}  # how often the lease of a session was held by somebody else, in a row
+        places = [(name, *each) for each in self._partitions() for name in handlers]
+        self._names: dict[bytes, _Place] = {keys.due_of(name): (name, partition) for name, partition, keys in places}
+        self._next: dict[_Place, float] = {}  # when a session is due there, by the monotonic clock, as far as is known
+        self._began: set[int] = set()  # partitions that SQL knows
+        self._unknown = 0.0  # until then SQL is not asked again for such
         self._stopping = False
         self._looked = -math.inf
-        self._next = math.inf  # when a session is due, by the monotonic clock, as far as is known
         self._assignments = {
             name: PartitionAssignment(
                 tiers.port, tiers.keys,
@@ -183,86 +188,113 @@ class SessionWorker:
     async def _round(self) -> float:
         """Take and begin what is due; return the seconds until the next look."""
         self._news.clear()
-        for assignment in self._assignments.values():
-            await assignment.hold()
-        self._begin()
-        free = self._plan.concurrency - len(self._jobs)
-        now = self._port.monotonic()
-        if free > 0:
+        mine = await self._mine()
+        with self._mutex:
+            free = self._plan.concurrency - len(self._running)
+            published, self._published = self._published, set()
+        if free <= 0:
             with self._mutex:
-                published, self._published = self._published, set()
-            if now >= min(self._looked + _EVERY, self._next):
-                self._looked, self._next = now, math.inf
-                looks = {(name, each) for name, assigned in self._assignments.items() for each in assigned.mine}
-                if not await self._take(looks | published, free) and not self._jobs:
-                    everywhere = {
-                        (name, each) for name in self._handlers for each in range(self._tiers.keys.partitions)
-                    }
-                    await self._take(everywhere - looks - published, free)
-            else:
-                mine = {name: set(assigned.mine) for name, assigned in self._assignments.items()}
-                await self._take({(name, each) for name, each in published if each in mine[name]}, free)
-                # The rest is found by its worker, or at the next look.
-            self._begin()
-        if self._published and len(self._jobs) < self._plan.concurrency:
+                self._published |= published
+            return _EVERY  # the end of a turn is noticed at once
+        now = self._port.monotonic()
+        looks = {each for each in published if each in mine}
+        looks |= {each for each, at in self._next.items() if at <= now and each in mine}
+        whole = now >= self._looked + _EVERY
+        if whole:
+            self._looked = now
+            looks |= mine
+        free -= await self._take(looks, free)
+        if whole and not self._running:
+            others = sorted(set(self._names.values()) - mine)
+            few = chance.source.sample(others, min(_OTHERS, len(others)))
+            await self._take(few, free)
+        if self._published and len(self._running) < self._plan.concurrency:
             return 0.0
-        until = min(self._looked + _EVERY, self._next)
-        return max(0.001, min(_EVERY, until - self._port.monotonic()))
+        until = min([self._looked + _EVERY, *(at for each, at in self._next.items() if each in mine)])
+        return max(_SHORTEST, min(_EVERY, until - self._port.monotonic()))
 
-    async def _take(self, looks: Iterable[tuple[str, int]], free: int) -> int:
-        """Take due sessions of these handlers in these partitions; return how many."""
-        looks = list(looks)
-        chance.source.shuffle(looks)
-        if not looks:
-            return 0
-        tiers, most = self._tiers, max(1, free // len(looks))
+    async def _mine(self) -> set[_Place]:
+        """Renew the claims of partitions; return those that this worker has."""
+        for assignment in self._assignments.values():
+            try:
+                await assignment.hold()
+            except StateError as error:
+                log.debug("work: partitions cannot be claimed: %s", error)
+        return {(name, each) for name, assigned in self._assignments.items() for each in assigned.mine}
+
+    async def _take(self, looks: Iterable[_Place], free: int) -> int:
+        """Take and begin due sessions of these handlers in these partitions, at most `free`; return how many."""
+        waiting = list(looks)
+        chance.source.shuffle(waiting)
+        taken = 0
+        while waiting and taken < free:
+            some, waiting = waiting[: free - taken], waiting[free - taken :]
+            taken += await self._look(some, max(1, (free - taken) // len(some)))
+        with self._mutex:
+            self._published.update(waiting)
+        return taken
+
+    async def _look(self, looks: list[_Place], most: int) -> int:
+        """Take and begin at most `most` sessions of each place; return how many there were."""
+        tiers = self._tiers
         ahead = round(self._plan.ttl * 1000)
         calls = []
         for name, partition in looks:
             keys = tiers.keys.partition(partition)
-            calls.append((DUE, [keys.due_of(name), keys.meta], [most, f"due:{name}", ahead]))
+            calls.append((DUE, [keys.due_of(name), keys.meta], [most, _filled(name), ahead]))
         count = 0
-        for (name, partition), answer in zip(looks, await self._port.scripts(calls), strict=True):
-            if isinstance(answer, Unavailable):
-                log.debug("work: partition %d: %s", partition, answer)
-                continue
+        absent: list[_Place] = []
+        unfilled: list[tuple[_Place, str]] = []
+        for place, answer in zip(looks, await self._port.scripts(calls), strict=True):
+            name, partition = place
+            self._next.pop(place, None)
             if isinstance(answer, StateError):
-                raise answer
+                log.log(_level(answer), "work: partition %d: %s", partition, answer)
+                continue
             if answer[0] == b"uninitialised":
-                await self._revive(name, partition)
+                absent.append(place)
                 continue
             _, epoch, filled, now_ms, rows, later_ms = answer
+            self._began.add(partition)
             if filled != epoch:
-                await self._fill(name, partition, epoch.decode())
+                unfilled.append((place, epoch.decode()))
             if later_ms:
                 left = (float(later_ms) - int(now_ms)) / 1000
-                self._next = min(self._next, self._port.monotonic() + max(left, 0.0))
+                self._next[place] = self._port.monotonic() + max(left, 0.0)
             elif len(rows) == 2 * most:
                 with self._mutex:
-                    self._published.add((name, partition))  # there may be more
+                    self._published.add(place)  # there may be more
             for member, score in zip(rows[::2], rows[1::2], strict=True):
-                self._waiting.append(_Taken(name, tiers.keys.of(Ref.parse(member.decode())), score))
+                self._begin(_Taken(name, tiers.keys.of(Ref.parse(member.decode())), score))
                 count += 1
+        try:
+            await self._revive({partition for _, partition in absent})
+            for place, epoch_of in unfilled:
+                await self._fill(*place, epoch_of)
+        except StateError as error:
+            log.warning("work: the sessions that Redis has lost are looked up later: %s", error)
         return count
 
-    def _begin(self) -> None:
-        """Begin turns of sessions that were taken, as many as there is room for."""
-        while self._waiting and len(self._jobs) < self._plan.concurrency:
-            taken = self._waiting.popleft()
-            job = self._port.spawn_here(partial(self._serve, taken), f"distributed-state-work-{taken.handler}"[:60])
-            self._jobs[id(taken)] = taken, job
+    def _begin(self, taken: _Taken) -> None:
+        """Begin a turn of a session that was taken."""
+        with self._mutex:
+            self._running.add(taken)  # first: a thread may be over before it is known here
+        taken.job = self._port.spawn_here(partial(self._serve, taken), f"distributed-state-work-{taken.handler}"[:60])
 
     # Sets that Redis lost
 
-    async def _revive(self, name: str, partition: int) -> None:
-        """Start a partition that Redis does not have, if SQL has sessions there."""
-        if (name, partition, "") in self._filled:
+    async def _revive(self, absent: set[int]) -> None:
+        """Start partitions that Redis does not have, if they have ever begun: SQL may have sessions of them."""
+        now = self._port.monotonic()
+        if not absent or (now < self._unknown and not absent & self._began):
             return
-        rows = await self._port.sql(partial(self._tiers.cold.due, partition, name, after=None, limit=1))
-        if rows:
+        known = set(await self._port.sql(self._tiers.cold.cursors))
+        for partition in sorted(absent & known):
             await self._tiers.start(partition)
-        else:
-            self._filled.add((name, partition, ""))
+            with self._mutex:
+                self._published.update((name, partition) for name in self._handlers)
+        self._began -= absent
+        self._unknown = now + _UNKNOWN_SECONDS
 
     async def _fill(self, name: str, partition: int, epoch: str) -> None:
         """Put the sessions that SQL has into the partition's due set, once in each epoch."""
@@ -274,7 +306,7 @@ class SessionWorker:
             rows = await self._port.sql(look)
             last = len(rows) < _PAGE
             members = [word for row in rows for word in (b"%d" % due_ms(row.due), row.record.encode())]
-            words = [epoch, b"1" if last else b"0", f"due:{name}", *members]
+            words = [epoch, b"1" if last else b"0", _filled(name), *members]
             answer = (await self._port.scripts([(FILL, [keys.due_of(name), keys.meta], words)]))[0]
             if isinstance(answer, StateError):
                 raise answer
@@ -290,81 +322,91 @@ class SessionWorker:
         about = taken.keys.ref.text
         try:
             await self._turn(taken)
-        except LockTimeout:
-            await self._later(taken)
-        except Deleted:
-            await self._send(taken, None)
-        except Unavailable as error:
-            log.warning("%s is served later: %s", about[:200], error, extra=log_fields(about))
+            self._busy.pop(about, None)
         except StateError as error:
-            log.error("%s cannot be served: %s", about[:200], error, extra=log_fields(about))
+            log.log(_level(error), "%s is served later: %s", about[:200], error, extra=log_fields(about))
         finally:
-            self._jobs.pop(id(taken), None)
+            with self._mutex:
+                self._running.discard(taken)
             self._news.set()
 
     async def _turn(self, taken: _Taken) -> None:
-        """Run the handler in a turn of the session."""
+        """Run the handler in a turn of the session. An error of the handler itself counts as its failure."""
         session = self._session(taken.keys.ref.id)
         context = context_of(session)
         turn = HandledTurn(session, context, request_id=None, busy="reject", wait=0.0, ttl=self._plan.ttl, limit=None)
         try:
-            async with turn:
-                schedule = inbox.schedule_of(turn.begun)
+            await turn.__aenter__()
+        except LockTimeout:
+            await self._later(taken)
+            return
+        except Deleted:
+            await self._send(taken, None)
+            return
+        schedule = inbox.schedule_of(turn.begun)
+        visible = turn.inbox
+        try:
+            async with _Entered(turn):
                 if schedule is None or schedule.handler != taken.handler or schedule.due is None:
                     await self._send(taken, None)
                     return
                 if schedule.due > self._now_ms() + _SOON_MS:
                     await self._send(taken, schedule.due)  # it was found too early: see fill.lua
                     return
-                if turn.inbox:
+                if visible:
                     await self._call(taken.handler, turn)
-                    served = bool(turn.taken)
-                    mode = b"d" if served else self._failure(schedule.failed + 1)
-                    turn.settle(mode, forgets=served and schedule.failed > 0)
-        except Stopped:
-            await self._drop(taken, turn)
-        except (Fenced, LockTimeout, Deleted, Unavailable, DurabilityUnknown):
-            raise
-        except Exception as error:
-            self._tiers.work.failed += 1
-            about = taken.keys.ref.text
-            log.exception("handler %s failed for %s", taken.handler, about[:200], extra=log_fields(about))
-            await self._failed(taken, session, type(error).__name__)
-        else:
-            if turn.written is not None:
-                self._tiers.work.served += bool(turn.taken)
-                return
-            if turn.inbox:
-                log.error("handler %s took no input of %s", taken.handler, taken.keys.ref.text[:200])
-                await self._failed(taken, session, "NothingTaken")
+                    turn.settle(b"d", forgets=schedule.failed > 0)
+        except BaseException as error:
+            if turn.stopping:
+                # It must not be repeated: the user does not want what it had taken, or was about to take.
+                await self._drop(taken, turn, turn.taken or visible)
+            elif not isinstance(error, Exception):
+                raise
+            elif turn.lost or isinstance(error, Unavailable | DurabilityUnknown):
+                about = taken.keys.ref.text
+                log.info("%s is served later: %s", about[:200], error, extra=log_fields(about))
             else:
-                await self._settle(taken, session)
-
-    async def _call(self, name: str, turn: AsyncTurn) -> None:
-        serves, given = self._handlers[name], self._dressed(turn)
-        called = getattr(serves, "__call__", None)  # noqa: B004 - whether it is a coroutine function
-        if inspect.iscoroutinefunction(serves) or inspect.iscoroutinefunction(called):
-            await serves(given)
+                await self._note(taken, session, error)
+            return
+        if turn.written is not None:
+            self._tiers.work.served += bool(turn.taken)
         else:
-            await self._port.thread(serves, given)
+            await self._settle(taken, session)
+
+    async def _call(self, name: str, turn: HandledTurn) -> None:
+        """Call the handler. Raises NothingTaken, and what the handler raises."""
+        serves, given = self._handlers[name], self._dressed(turn)
+        try:
+            result = serves(given) if _awaits(serves) else await self._port.thread(serves, given)
+            if inspect.isawaitable(result):
+                if not self._port.suspends:
+                    raise InvalidValue(f"handler {name!r} returned {result!r:.80}, for asyncio only")
+                await self._port.complete(result)
+        except SystemExit as error:
+            raise RuntimeError(f"handler {name!r} ended the program") from error
+        if not turn.taken:
+            raise NothingTaken(f"handler {name!r} took no input: call turn.take()")
 
     def _failure(self, failed: int) -> bytes:
         pause = self._plan.retry_ms(failed)
         return b"f !" if pause is None else b"f %d" % pause
 
-    async def _failed(self, taken: _Taken, session: AsyncSession, error: str) -> None:
+    async def _note(self, taken: _Taken, session: AsyncSession, error: BaseException) -> None:
         """Note that a turn of the handler failed, and when it is tried again."""
+        about = taken.keys.ref.text
+        self._tiers.work.failed += 1
+        log.error("handler %s failed for %s", taken.handler, about[:200], exc_info=error, extra=log_fields(about))
         context = context_of(session)
         schedule = inbox.schedule_of(await context.read(fresh=True))
         if schedule is None:
             return  # deleted meanwhile
+        name = type(error).__name__
         changes = context.changes()
-        changes.reserved(FAILURE, error.encode()[:200])
+        changes.reserved(FAILURE, name.encode()[:200])
         failure = self._failure(schedule.failed + 1)
         if failure == b"f !":
-            log.error("%s is stuck: its handler %s is not tried again", taken.keys.ref.text[:200], taken.handler)
-            data = {"handler": taken.handler, "attempts": schedule.failed + 1, "error": error}
-            changes.emit("turn.failed", data)
+            log.error("%s is stuck: its handler %s is not tried again", about[:200], taken.handler)
+            changes.emit("turn.failed", {"handler": taken.handler, "attempts": schedule.failed + 1, "error": name})
         await self._write(taken, changes, failure)
 
     async def _settle(self, taken: _Taken, session: AsyncSession) -> None:
@@ -373,13 +415,13 @@ class SessionWorker:
         changes.reserved(FAILURE, None)
         await self._write(taken, changes, b"d")
 
-    async def _drop(self, taken: _Taken, turn: HandledTurn) -> None:
-        """Remove what a stopped turn had taken, without an answer: it must not be repeated."""
+    async def _drop(self, taken: _Taken, turn: HandledTurn, inputs: Iterable[Input]) -> None:
+        """Remove the inputs of a turn that was stopped, without an answer."""
         context = context_of(turn.session)
         changes = context.changes()
         changes.reserved(FAILURE, None)
         most = context.store.settings.remembered_requests
-        inbox.take(changes, turn.begun, turn.taken, {}, most, self._tiers.clock.now())
+        inbox.take(changes, turn.begun, inputs, {}, most, self._tiers.clock.now())
         await self._write(taken, changes, b"d")
 
     async def _write(self, taken: _Taken, changes: Changes, mode: bytes) -> None:
@@ -387,10 +429,10 @@ class SessionWorker:
         await write_path.commit(self._tiers, taken.keys, draft)
 
     async def _later(self, taken: _Taken) -> None:
-        """Look again at a session whose lease somebody else holds: soon, or when that lease ends."""
-        lock = taken.keys.lock
-        left_ms = await self._tiers.warm.command(b"PTTL", lock)
-        pause = min(_SOON_MS, left_ms) if left_ms > 0 else 0
+        """Look again at a session whose lease somebody else holds: soon, then more rarely, or when that lease ends."""
+        left_ms = await self._tiers.warm.command(b"PTTL", taken.keys.lock)
+        times = self._busy[taken.keys.ref.text] = self._busy.get(taken.keys.ref.text, 0) + 1
+        pause = min(_SOON_MS << min(times - 1, 10), left_ms) if left_ms > 0 else 0
         await self._send(taken, self._now_ms() + pause)
 
     def _now_ms(self) -> int:
@@ -404,26 +446,58 @@ class SessionWorker:
     # The end
 
     async def _end(self) -> None:
-        """Give back what was not begun, wait for the running turns, and stop those that take too long."""
+        """Wait for the running turns, stop those that take too long, and give their sessions back."""
+        end = self._port.monotonic() + self._plan.shutdown_timeout
+        while self._running and (left := end - self._port.monotonic()) > 0:
+            self._news.clear()
+            if self._running:
+                await self._news.wait(min(left, _EVERY))
+        with self._mutex:
+            left_over = list(self._running)
+        for taken in left_over:
+            if taken.job is not None:
+                taken.job.ask()
+        for taken in left_over:
+            if taken.job is not None:
+                await taken.job.stop()
         try:
-            await self._give_back(list(self._waiting))
-            self._waiting.clear()
-            end = self._port.monotonic() + self._plan.shutdown_timeout
-            while self._jobs and (left := end - self._port.monotonic()) > 0:
-                self._news.clear()
-                if self._jobs:
-                    await self._news.wait(min(left, _EVERY))
-            left_over = list(self._jobs.values())
-            for _, job in left_over:
-                job.ask()
-            for _, job in left_over:
-                await job.stop()
-            await self._give_back([taken for taken, _ in left_over])
+            for taken in left_over:
+                await self._send(taken, self._now_ms())
             for assignment in self._assignments.values():
                 await assignment.leave()
         except StateError as error:
             log.warning("work: %s; others go on when the leases have ended", error)
 
-    async def _give_back(self, all: list[_Taken]) -> None:
-        for taken in all:
-            await self._send(taken, self._now_ms())
+
+class NothingTaken(Exception):
+    """A handler returned without having taken an input: it would be called again at once, for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entered:
+    """The rest of a turn that has been entered."""
+
+    turn: HandledTurn
+
+    async def __aenter__(self) -> None:
+        return None
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.turn.__aexit__(kind, error, trace)
+
+
+def _awaits(serves: Serves) -> bool:
+    called = getattr(serves, "__call__", None)  # noqa: B004 - whether it is a coroutine function
+    return inspect.iscoroutinefunction(serves) or inspect.iscoroutinefunction(called)
+
+
+def _filled(handler: str) -> str:
+    """The field of a partition's meta that has the epoch for which the handler's set was filled."""
+    return f"due:{handler}"
+
+
+def _level(error: StateError) -> int:
+    """How an error is logged that passes by itself, and any other one."""
+    return logging.INFO if isinstance(error, Unavailable | Fenced | DurabilityUnknown) else logging.ERROR

@@ -147,6 +147,7 @@ async def test_several_processes_of_one_command_end_together(opener: Any, tmp_pa
             found = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
             return [int(each) for each in found.read_text().split()] if found.exists() else []
 
+        await until(lambda: running.working(0) == 2, 60.0)
         first = children()
         assert len(first) == 2
         os.kill(first[0], signal.SIGKILL)

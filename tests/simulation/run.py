@@ -411,14 +411,14 @@ class Run:
         if self.plan.seed % 2:
             await store.admin.compact(older_than=store.settings.op_window)
         writers = {each.writer: each for each in self.outcomes}
+        if self.shape.works:
+            await self._await_work(store)
         found = []
         for at in range(self.shape.records):
             found.append(await checks.read(store, f"s{at}", writers, named=named))
             if any(each.operation.kind == "post" for each in self.outcomes):
                 session = store.session(f"s{at}")
                 if self.shape.works:
-                    await self._await_work(session)
-                    found[-1] = await checks.read(store, f"s{at}", writers, named=named)
                     names = {each.writer: wake_of(each.operation) for each in self.outcomes}
                     checks.judge_work(found[-1], [*await session.inbox(), *await session.wakes()], names)
                 checks.judge_inbox(found[-1], await session.inbox())
@@ -454,11 +454,18 @@ class Run:
                 if (each.record, each.request) == (found.id, request):
                     checks.judge_followed(request, [part for _, part in each.parts], change)
 
-    async def _await_work(self, session: Any) -> None:
-        """Wait, within a limit, until nothing waits in a session."""
+    async def _await_work(self, store: AsyncStateStore) -> None:
+        """Wait, within a limit, until nothing waits in any session, and end the workers."""
         began = self.world.now
-        while self.world.now < began + _WORKED and (await session.inbox() or await session.wakes()):
-            await self.world.sleep(0.5)
+        for at in range(self.shape.records):
+            session = store.session(f"s{at}")
+            while self.world.now < began + _WORKED and (await session.inbox() or await session.wakes()):
+                await self.world.sleep(0.5)
+        for each, process in self.stores:
+            if not process.is_dead:
+                each.stop_working()
+        await self.world.sleep(2.0)
+        await store.admin.archive()
 
     async def _await_ends(self, store: AsyncStateStore) -> None:
         """Wait, within a limit, until sessions with a lifetime have ended."""

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from below import evict, keys_of, redis_of, said, tiers, until
+from sync_api import core
 
-from distributed_state import Conflict, InvalidValue, NotFound, Stopped
+from distributed_state import Conflict, Fenced, InvalidValue, LockTimeout, NotFound, Stopped
 from distributed_state.results import StopResult
 from distributed_state.store import work
 from distributed_state.values.model import SCHEDULE
@@ -205,7 +206,7 @@ async def test_a_handler_that_fails_is_tried_again_until_the_session_is_stuck(
         await store.admin.archive()
         assert [each.id for each in await store.sessions(stuck=True)] == ["s"]
         [found] = [each for each in await store.admin.doctor() if each.name == "stuck sessions"]
-        assert (found.ok, found.found) == (False, "1 sessions are not served again")
+        assert (found.ok, found.found) == (False, "sessions that are no longer served: 1")
         broken = False
         assert await session.retry() is True
         await until(lambda: seen[3:] == ["1", "2"])
@@ -437,6 +438,222 @@ async def test_what_a_commit_says_of_a_schedule_is_what_redis_has(opener: Any) -
     await store.admin.archive()
     history = await session.history()
     assert len(history) == await session.version()
+
+
+# What handlers do
+
+
+async def other_deleted(store: Any) -> None:
+    await store.session("other").set("n", 1)
+    await store.delete("other")
+
+
+@pytest.mark.only(api="asyncio")
+@pytest.mark.parametrize("kind", ["Deleted", "LockTimeout", "Fenced", "CancelledError", "Stopped", "SystemExit"])
+async def test_an_error_of_the_handler_itself_counts_as_its_failure(
+    store: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    quick(monkeypatch)
+    calls = 0
+    await other_deleted(store)
+
+    async def fail(turn: Any) -> None:
+        nonlocal calls
+        calls += 1
+        turn.take()
+        if kind == "Deleted":
+            await store.session("other").set("n", 2)
+        if kind == "CancelledError":
+            raise asyncio.CancelledError
+        if kind == "SystemExit":
+            raise SystemExit
+        raise {"LockTimeout": LockTimeout, "Fenced": Fenced, "Stopped": Stopped}[kind]("of something else")
+
+    async with working(store, {"a": fail}, max_attempts=3):
+        await store.session("s").post(said("1"), handler="a")
+        await until(lambda: (schedule(store, "s") or Schedule("a")).stuck)
+    assert calls == 3
+    assert [each.message.content for each in await store.session("s").inbox()] == ["1"]
+
+
+@pytest.mark.only(api="asyncio")
+async def test_a_function_that_returns_a_coroutine_is_awaited(store: Any) -> None:
+    seen: list[Any] = []
+
+    async def answer(turn: Any, text: str) -> None:
+        seen.extend(text + each.message.content for each in turn.take())
+        turn["n"] = 1
+
+    async with working(store, {"a": lambda turn: answer(turn, "to ")}):
+        await store.session("s").post(said("1"), handler="a")
+        await until(lambda: seen == ["to 1"])
+
+
+async def test_a_store_works_once_at_a_time(store: Any) -> None:
+    async with working(store, {"a": print}):
+        with pytest.raises(InvalidValue, match="works already"):
+            await store.work()
+    async with working(store, {"a": print}):
+        pass
+
+
+async def test_nothing_is_left_of_many_short_turns(store: Any) -> None:
+    seen: list[Any] = []
+    found: list[work.SessionWorker] = []
+    async with working(store, {"a": answering(seen)}, concurrency=8):
+        for number in range(60):
+            await store.session(f"s{number % 20}").post(said(str(number)), handler="a")
+        await until(lambda: len(seen) == 60, 60.0)
+        found.append(core(store)._handlers.working)
+        await until(lambda: found[0]._running == set())
+    assert found[0]._running == set()
+
+
+@pytest.mark.only(api="asyncio")
+async def test_a_worker_without_room_waits_without_looking(store: Any) -> None:
+    go, rounds = asyncio.Event(), 0
+
+    async def slow(turn: Any) -> None:
+        turn.take()
+        await go.wait()
+        turn["n"] = 1
+
+    await store.session("s").post(said("1"), handler="a")
+    async with working(store, {"a": slow}, concurrency=1):
+        await until(lambda: core(store)._handlers.working._running)
+        worker = core(store)._handlers.working
+        whole = worker._round
+
+        async def counted() -> float:
+            nonlocal rounds
+            rounds += 1
+            return await whole()
+
+        worker._round = counted
+        await asyncio.sleep(0.5)
+        go.set()
+    assert rounds < 5
+
+
+@pytest.mark.only(api="asyncio", warm="real")
+@pytest.mark.replicas
+async def test_a_full_worker_leaves_what_it_cannot_serve_to_others(opener: Any) -> None:
+    store, other = await opener(), await opener()
+    go, seen = asyncio.Event(), list[Any]()
+
+    async def slow(turn: Any) -> None:
+        turn.take()
+        await go.wait()
+        turn["n"] = 1
+
+    async with working(store, {"a": slow}, concurrency=1):
+        await store.session("first").post(said("x"), handler="a")
+        await until(lambda: core(store)._handlers.working._running)
+        for number in range(10):
+            await store.session(f"s{number}").post(said(str(number)), handler="a")
+        async with working(other, {"a": answering(seen)}):
+            await until(lambda: len(seen) == 10, 60.0)
+            go.set()
+
+
+# Stops and locks
+
+
+@pytest.mark.only(api="asyncio")
+async def test_a_stop_before_the_inputs_are_taken_ends_them_too(store: Any) -> None:
+    began, turns = asyncio.Event(), 0
+
+    async def late(turn: Any) -> None:
+        nonlocal turns
+        turns += 1
+        began.set()
+        await asyncio.sleep(60)
+        turn.take()
+
+    session = store.session("s")
+    async with working(store, {"a": late}):
+        await session.post(said("1"), handler="a")
+        await began.wait()
+        assert (await session.stop()).state == "stopped"
+        await until(lambda: schedule(store, "s") == Schedule("a"))
+        await asyncio.sleep(0.2)
+    assert turns == 1
+    assert await session.inbox() == []
+
+
+@pytest.mark.only(api="asyncio")
+async def test_failures_and_stops_are_noted_while_somebody_else_has_the_lease(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch)
+    began = asyncio.Event()
+
+    async def fail(turn: Any) -> None:
+        turn.take()
+        began.set()
+        await asyncio.sleep(0.1)
+        raise ZeroDivisionError
+
+    session = store.session("s")
+    async with working(store, {"a": fail}, max_attempts=1):
+        await session.post(said("1"), handler="a")
+        await began.wait()
+        async with session.turn(wait=20) as turn:  # it waits behind the handler's
+            await until(lambda: (schedule(store, "s") or Schedule("a")).stuck)
+            assert await session.retry() is True
+            turn["n"] = 1
+
+
+async def test_a_stuck_session_whose_poison_is_withdrawn_is_served_again(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick(monkeypatch)
+    seen: list[Any] = []
+
+    def picky(turn: Any) -> None:
+        for each in turn.take():
+            if each.message.content == "poison":
+                raise ZeroDivisionError
+            seen.append(each.message.content)
+        turn["n"] = len(seen)
+
+    session = store.session("s")
+    async with working(store, {"a": picky}, max_attempts=2):
+        number = await session.post(said("poison"), handler="a")
+        await until(lambda: (schedule(store, "s") or Schedule("a")).stuck)
+        assert await session.withdraw(number)
+        await session.post(said("2"))
+        await until(lambda: seen == ["2"])
+
+
+async def test_what_is_deleted_or_erased_is_not_due(store: Any) -> None:
+    for id in ("deleted", "erased"):
+        await store.session(id).wake("later", after=3600, handler="a")
+        assert keys_of(store, id).text in due_set(store, id)
+    await store.delete("deleted")
+    await store.erase("erased")
+    assert due_set(store, "deleted") == due_set(store, "erased") == {}
+    await store.session("past").wake("at once", at=0, handler="a")
+    assert [each.message.content for each in await store.session("past").inbox()] == ["at once"]
+
+
+@pytest.mark.replicas
+@pytest.mark.parametrize("archived", [True, False])
+async def test_a_worker_that_began_before_redis_lost_everything_serves_what_comes_back(
+    opener: Any, archived: bool
+) -> None:
+    store, other = await opener(), await opener()
+    seen: list[Any] = []
+    async with working(other, {"a": answering(seen)}):
+        await asyncio.sleep(1.2)  # it has seen partitions that nobody has begun
+        for number in range(5):
+            await store.session(f"s{number}").wake(str(number), after=2, handler="a")
+        if archived:
+            await store.admin.archive()
+        with redis_of(store) as redis:
+            redis.flushall()
+        await until(lambda: len(seen) == 5, 60.0)
+    assert sorted(seen) == ["0", "1", "2", "3", "4"]
 
 
 # Questions to people

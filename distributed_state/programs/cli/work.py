@@ -11,8 +11,8 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
 from inspect import iscoroutine
 from typing import Annotated, Any
 
@@ -25,6 +25,8 @@ from distributed_state.programs.logs import report
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _AGAIN_SECONDS = 1.0
+_STOP_SECONDS = 0.1
+_AT_ONCE_SECONDS = 5.0  # a process that fails within this time would fail again
 
 
 @app.command()
@@ -56,7 +58,7 @@ def work(
         asyncio.run(_awaited(found, concurrency=concurrency, **options))
     else:
         with found:
-            _on_signals(found.stop_working)
+            _on_signals(found)
             report("working")
             found.work(concurrency=concurrency, **options)
     report("stopped")
@@ -76,21 +78,25 @@ def _store(place: str) -> Any:
 
 async def _awaited(store: Any, **options: Any) -> None:
     async with store:
-        loop = asyncio.get_running_loop()
-        _on_signals(lambda: loop.call_soon_threadsafe(store.stop_working))
+        _on_signals(store)
         report("working")
         await store.work(**options)
 
 
-def _on_signals(stop: Callable[[], Any]) -> None:
-    """Stop at the first signal; a second one interrupts."""
+def _on_signals(store: Any) -> None:
+    """Stop working at the first signal; a second one interrupts."""
     received: list[int] = []
+
+    def stop() -> None:
+        while True:  # the signal may have come before the work began
+            store.stop_working()
+            time.sleep(_STOP_SECONDS)
 
     def receive(number: int, _: Any) -> None:
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        stop()
+        threading.Thread(target=stop, daemon=True).start()
 
     for each in _SIGNALS:
         signal.signal(each, receive)
@@ -99,19 +105,31 @@ def _on_signals(stop: Callable[[], Any]) -> None:
 def _several(processes: int, shutdown_timeout: float) -> int:
     """Run the same command in several processes, and replace those that die; return the exit code."""
     words = [sys.executable, "-m", "distributed_state", *_alone(sys.argv[1:])]
-    running = [subprocess.Popen(words) for _ in range(processes)]
+
+    def start() -> tuple[subprocess.Popen[bytes], float]:
+        # In a group of its own: Ctrl-C reaches this process alone, which ends the others once.
+        return subprocess.Popen(words, process_group=0), time.monotonic()
+
+    started = [start() for _ in range(processes)]
     stopping: list[float] = []
     for each in _SIGNALS:
         signal.signal(each, lambda *_: stopping.append(time.monotonic()))
     while not stopping:
-        for at, process in enumerate(running):
-            if process.poll() is not None:
-                report(f"process {process.pid} ended with exit code {process.returncode}; another one begins")
-                time.sleep(_AGAIN_SECONDS)
-                running[at] = subprocess.Popen(words)
+        for at, (process, since) in enumerate(started):
+            if process.poll() is None:
+                continue
+            if process.returncode > 0 and time.monotonic() - since < _AT_ONCE_SECONDS:
+                report(f"process {process.pid} ended at once with exit code {process.returncode}")
+                stopping.append(time.monotonic())
+                break
+            report(f"process {process.pid} ended with exit code {process.returncode}; another one begins")
+            time.sleep(_AGAIN_SECONDS)
+            started[at] = start()
         time.sleep(0.1)
+    running = [process for process, _ in started]
     for process in running:
-        process.send_signal(signal.SIGTERM)
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
     end = stopping[0] + shutdown_timeout + 10.0
     for process in running:
         try:

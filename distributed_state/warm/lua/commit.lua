@@ -102,7 +102,9 @@ elseif holder and string.byte(holder) == 120 then -- x: exclusive
   -- An input may be posted or withdrawn meanwhile, and nothing else with it but what begins a session. Only a turn, whose
   -- holder's name ends in '!', lets a session begin: an import holds the lock of the record that it puts into SQL.
   local passes = (kind == 'post' or kind == 'wake' or kind == 'schedule') and (version or string.byte(holder, -1) == 33)
-  for i = first_operation, #words, 3 do passes = passes and string.find('ITWDEX', words[i], 1, true) end
+  for i = first_operation, #words, 3 do
+    passes = passes and (string.find('ITWDEX', words[i], 1, true) or kind == 'schedule' and (words[i + 1] == '#be' or words[i] == 'e'))
+  end
   if not passes then return {'locked', holder} end
 end
 if head[3] == '1' and deleted == 'expired' then deleted = 'refuse' end

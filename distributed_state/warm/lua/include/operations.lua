@@ -20,6 +20,7 @@
            event, last_event, interests    for events.lua, if there are any
            inputs        where in words the operations on the inbox are, nil = none: see inbox.lua
            scheduled     where the operation on the schedule is, nil = none: see schedule.lua
+           ends_schedule whether the inbox is cleared, and with it the schedule
            ends_output   number, tag and content of the end of a turn's output: see output_entry.lua
            flags         '': those of the answer
   Returns  {'swap', field, raw value, ...}, {'tags', how many}, {'toolarge', bytes}, or goes on
@@ -33,7 +34,7 @@ local change, changes -- a table for one operation would cost more than the oper
 local public = items and {}
 local exact -- a function, made at the first increment
 local ends_output -- by 'z'
-local inputs, scheduled
+local inputs, scheduled, ends_schedule
 local tagged, tagging -- how many more tags there will be, and whether one is new
 -- With room for one operation: a table that grows costs more than the operation.
 local fields, n, flags = {'#v', '', '#ops', '', '', '', '', ''}, 4, ''
@@ -105,7 +106,7 @@ for i = first_operation, #words, 3 do
       end
     end
     if operation == 'c' then
-      cleared, growth = true, -size
+      cleared, growth, ends_schedule = true, -size, name == '##'
     else
       gone[#gone + 1] = '#segments'
       n = n + 2
