@@ -27,7 +27,7 @@ async def working(store: Any, handlers: dict[str, Callable[[Any], Any]], **optio
         store.handler(name, serves)
     running = asyncio.ensure_future(store.work(**options))
     try:
-        await until(lambda: running.done() or len(tiers(store).link._handlers) > 0)
+        await until(lambda: running.done() or core(store)._handlers.working is not None)
         yield
     finally:
         store.stop_working()
