@@ -44,12 +44,17 @@ def opened(question: str, data: Any, now: float, expires: float | None) -> dict[
     return {"id": chance.token_hex(8), "question": question, "data": data, "asked": now, "expires": ends}
 
 
-def closed(inputs: Iterable[Input], fields: Iterable[str]) -> set[str]:
+def closed(inputs: Iterable[Input], fields: Mapping[str, Any]) -> set[str]:
     """The names of the open questions that these inputs answer, or whose time is over with them."""
-    names = {key.removeprefix(_FIELD) for key in fields if key.startswith(_FIELD)}
-    answered = {(each.message.metadata or {}).get(_ANSWERS) for each in inputs}
+    requests = {each.request_id for each in inputs}
     over = {each.wake for each in inputs}
-    return {name for name in names if name in answered or wake_of(name) in over}
+    kept = {key.removeprefix(_FIELD): fields[key] for key in fields if key.startswith(_FIELD)}
+    return {name for name, ask in kept.items() if _request_of(ask) in requests or wake_of(name) in over}
+
+
+def _request_of(ask: Any) -> str:
+    """The request of the answer to an open question. It names the question by a random id, not by its name."""
+    return f"answer {ask['id']}" if isinstance(ask, dict) and "id" in ask else ""
 
 
 def all_of(session: str, user: str | None, fields: Mapping[str, Any]) -> list[Ask]:
@@ -71,4 +76,4 @@ async def answer(context: RecordContext, name: str, value: Any, durability: str 
         raise NotFound(f"{context.text[:200]}: there is no open question {name!r:.80}")
     text = value if isinstance(value, str) else codec.encode(value, "value").decode()
     message = {"role": "user", "content": text, "metadata": {_ANSWERS: name}}
-    return await inbox.post_first(context, message, f"answer {kept['id']}", durability)
+    return await inbox.post_first(context, message, _request_of(kept), durability)

@@ -59,6 +59,7 @@ _UNKNOWN_SECONDS = 5.0  # until SQL is asked again for partitions that Redis doe
 _PAGE = 1000
 _SOON_MS = 1000  # after which a session is looked at again whose lease somebody holds
 _LONGEST_RETRY = 300.0
+_BUSY = 10_000  # sessions of which it is known how often somebody else held their leases
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +323,6 @@ class SessionWorker:
         about = taken.keys.ref.text
         try:
             await self._turn(taken)
-            self._busy.pop(about, None)
         except StateError as error:
             log.log(_level(error), "%s is served later: %s", about[:200], error, extra=log_fields(about))
         finally:
@@ -343,10 +343,12 @@ class SessionWorker:
         except Deleted:
             await self._send(taken, None)
             return
-        schedule = inbox.schedule_of(turn.begun)
-        visible = turn.inbox
+        self._busy.pop(taken.keys.ref.text, None)
+        visible: tuple[Input, ...] = ()
         try:
             async with _Entered(turn):
+                schedule = inbox.schedule_of(turn.begun)
+                visible = turn.inbox
                 if schedule is None or schedule.handler != taken.handler or schedule.due is None:
                     await self._send(taken, None)
                     return
@@ -400,9 +402,9 @@ class SessionWorker:
         schedule = inbox.schedule_of(await context.read(fresh=True))
         if schedule is None:
             return  # deleted meanwhile
-        name = type(error).__name__
+        name = type(error).__name__[:100]
         changes = context.changes()
-        changes.reserved(FAILURE, name.encode()[:200])
+        changes.reserved(FAILURE, name.encode())
         failure = self._failure(schedule.failed + 1)
         if failure == b"f !":
             log.error("%s is stuck: its handler %s is not tried again", about[:200], taken.handler)
@@ -431,6 +433,8 @@ class SessionWorker:
     async def _later(self, taken: _Taken) -> None:
         """Look again at a session whose lease somebody else holds: soon, then more rarely, or when that lease ends."""
         left_ms = await self._tiers.warm.command(b"PTTL", taken.keys.lock)
+        if len(self._busy) >= _BUSY:
+            self._busy.clear()  # others have served most of them
         times = self._busy[taken.keys.ref.text] = self._busy.get(taken.keys.ref.text, 0) + 1
         pause = min(_SOON_MS << min(times - 1, 10), left_ms) if left_ms > 0 else 0
         await self._send(taken, self._now_ms() + pause)

@@ -13,7 +13,7 @@ import pytest
 from below import evict, keys_of, redis_of, said, tiers, until
 from sync_api import core
 
-from distributed_state import Conflict, Fenced, InvalidValue, LockTimeout, NotFound, Stopped
+from distributed_state import Backpressure, Conflict, Fenced, InvalidValue, LockTimeout, NotFound, Stopped
 from distributed_state.results import StopResult
 from distributed_state.store import work
 from distributed_state.values.model import SCHEDULE
@@ -702,6 +702,31 @@ async def test_a_question_is_listed_answered_once_and_closed(store: Any) -> None
     assert await session.wakes() == []
     with pytest.raises(NotFound, match="no open question"):
         await session.answer("yes", "booking")
+
+
+async def test_metadata_of_other_messages_closes_no_question(store: Any) -> None:
+    session = store.session("s")
+    async with session.turn() as turn:
+        turn.ask("Well?", name="q")
+    for answers in (["q"], {"q": 1}, "q", 1):
+        await session.post({"role": "user", "content": "x", "metadata": {"answers": answers}})
+    async with session.turn() as turn:
+        assert len(turn.take()) == 4
+    assert [each.name for each in await store.asks(fresh=True)] == ["q"]
+
+
+async def test_the_wakes_of_turns_have_a_bound(opener: Any) -> None:
+    store = await opener(inbox_limit=3)
+    session = store.session("s")
+    for number in range(6):
+        async with session.turn() as turn:
+            turn.wake("x", after=60, name=str(number))
+    with pytest.raises(Backpressure, match="inbox"):
+        async with session.turn() as turn:
+            turn.wake("x", after=60, name="6")
+    async with session.turn() as turn:
+        turn.wake("in place of an earlier one", after=60, name="5")
+    assert len(await session.wakes()) == 6
 
 
 async def test_a_question_that_expires_arrives_as_a_wake_and_is_closed(store: Any) -> None:

@@ -86,8 +86,10 @@ for _, i in ipairs(inputs or {}) do
   end
   if operation == 'T' and removed == 0 and kind == 'post' then return {'posted', '0'} end
   if operation ~= 'T' and due ~= 0 then
-    -- A turn that was answered must not fail because it asks to be woken.
-    if kind ~= 'turn' and (entries + 1 > inbox_limit or used + #content > inbox_bytes) then return {'inbox', entries, used} end
+    -- A turn has more room for its wakes: it must not fail because inputs came meanwhile.
+    local most, bytes = inbox_limit, inbox_bytes
+    if kind == 'turn' then most, bytes = math.max(most, math.min(2 * most, 1000)), 2 * bytes end
+    if entries + 1 > most or used + #content > bytes then return {'inbox', entries, used} end
     put('#b' .. format('%d', following), '!1' .. format('%015d', due) .. ' ' .. content)
     if operation == 'W' then wakes[#wakes + 1] = {format('%d', following), format('%d', due)} end
     following, entries, used = following + 1, entries + 1, used + #content
