@@ -357,7 +357,7 @@ async def _over_http(place: Place, request: str, address: tuple[str, int]) -> li
 
 
 def http(place: Place, beside: Beside) -> Iterator[Row]:
-    """What followers over HTTP cost one worker."""
+    """The cost of followers over HTTP for one worker."""
     found: dict[int, tuple[float, float]] = {}
     for turns in (1, 100):
         some, request = replace(place, turns=turns), f"http{turns}"

@@ -1,4 +1,4 @@
-"""What workers cost: the time until a handler begins, sessions a second, sleeping wakes; one run, ratios.
+"""The cost of workers: the time until a handler begins, sessions a second, sleeping wakes; one run, ratios.
 
     python deploy/load/work.py [--json work.json] [--only latency,served,sleeping]
 

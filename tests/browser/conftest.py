@@ -26,7 +26,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def picture(pytestconfig: pytest.Config) -> Picture:
-    """Makes the picture of a page anew, if the option says so."""
+    """Takes the picture of a page for docs/, if pytest was started with `--pictures`."""
 
     def take(page: Page, name: str) -> None:
         if pytestconfig.option.pictures:

@@ -1,4 +1,4 @@
-"""Notices: what a second client is told of a session that it follows. Law: numbers and names, no contents."""
+"""Notices, by which a second client knows what to read again. Law: they have numbers and names, no contents."""
 
 from __future__ import annotations
 
