@@ -25,6 +25,7 @@ from distributed_state import StateStore, WarmUnavailable
 from distributed_state.cold.maintenance import CHUNK
 from distributed_state.port.background import finish
 from distributed_state.programs import cli
+from distributed_state.programs.cli import fleet as fleet_commands
 from distributed_state.programs.cli import shell, top
 from distributed_state.programs.servers import wait_until
 from distributed_state.store.fleet import FleetLooks
@@ -290,6 +291,13 @@ def test_an_empty_database_is_given_no_tables_by_who_only_reads(
 
 
 # tail, replicas
+
+
+@pytest.mark.unit
+def test_the_position_of_tail_is_after_what_the_archive_showed_before_the_stream() -> None:
+    reached = {("1-a", 0): 7, ("1-a", 1): 3, ("0-z", 2): 9, ("1-a", 3): 1}
+    assert fleet_commands._after("0=1-a@5,1=1-a@4,2=1-a@2", reached) == "0=1-a@7,1=1-a@4,2=1-a@2"
+    assert fleet_commands._after("oldest", reached) == "oldest"
 
 
 def test_tail_ends_with_a_position_from_which_it_continues(run: Run, place: dict[str, str]) -> None:

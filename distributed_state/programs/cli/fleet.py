@@ -43,6 +43,7 @@ from distributed_state.programs.cli.shell import (
     stop_on_signals,
     when,
 )
+from distributed_state.warm import stream
 
 _COLOURS = {
     "conversation": "green",
@@ -130,18 +131,16 @@ def tail(
     begin = None if named else moment("--since", since, time.time())
     wanted = types or ["*"]
     left = count
+    reached: dict[tuple[str, int], int] = {}
     with (
         open_existing(context) as store,
         store.events(*wanted, since=since if named else None) as events,
     ):
         try:
             past = _past(store, begin, wanted, conversation)
-            reached: dict[tuple[str, int], int] = {}
             while not stopping() and left != 0:
-                event = next(past, None)
-                if event is not None:
-                    reached[event.epoch, event.partition] = event.sequence
-                else:
+                event = archived = next(past, None)
+                if event is None:
                     event = events.next(0.2)
                     # The archive and the stream overlap: events that the archive has shown are skipped here.
                     if event is None or event.sequence <= reached.get((event.epoch, event.partition), -1):
@@ -149,12 +148,23 @@ def tail(
                 if conversation is None or event.type == "resync" or event.conversation_id == conversation:
                     _show(event, as_json)
                     left = None if left is None else left - 1
+                if archived is not None:
+                    reached[archived.epoch, archived.partition] = archived.sequence
         except BrokenPipeError:
             # The reader closed the pipe: nothing may be written to it from now on, not even at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         finally:
-            place = events.position
+            place = _after(events.position, reached)
             err.print(f"to continue from here: --since {place}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _after(position: str, reached: dict[tuple[str, int], int]) -> str:
+    """The position after what was shown: the archive may have been ahead of the stream."""
+    places = stream.parsed(position, sys.maxsize) if position != "oldest" else {}
+    for (epoch, partition), sequence in reached.items():
+        if (at := places.get(partition)) is not None and at.epoch == epoch and at.offset < sequence:
+            places[partition] = stream.Position(epoch, sequence)
+    return stream.shown(places)
 
 
 def _past(
