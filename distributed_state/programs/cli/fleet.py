@@ -43,7 +43,6 @@ from distributed_state.programs.cli.shell import (
     stop_on_signals,
     when,
 )
-from distributed_state.warm import stream
 
 _COLOURS = {
     "conversation": "green",
@@ -160,6 +159,8 @@ def tail(
 
 def _after(position: str, reached: dict[tuple[str, int], int]) -> str:
     """The position after what was shown: the archive may have been ahead of the stream."""
+    from distributed_state.warm import stream
+
     places = stream.parsed(position, sys.maxsize) if position != "oldest" else {}
     for (epoch, partition), sequence in reached.items():
         if (at := places.get(partition)) is not None and at.epoch == epoch and at.offset < sequence:
