@@ -10,8 +10,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from distributed_state.errors import ConfigurationError
 
@@ -27,10 +26,10 @@ MOST_INPUTS = 1000  # that may wait in one session
 LEVELS = r"memory|replicated(:[1-9]\d{0,2})?|fsynced|archived"
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """A store's settings, from keyword arguments or DISTRIBUTED_STATE_* variables. Times in seconds, sizes in bytes."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, hide_input_in_errors=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     url: str | None = Field(None, description="Redis or Valkey; None is the embedded server in this process")
     archive: str | None = Field(
@@ -101,6 +100,13 @@ class Settings(BaseSettings):
         False, description="report what leaves the process to OpenTelemetry, as spans (extra telemetry)"
     )
     trace_ids: bool = Field(False, description="with the ids of records, which may be personal")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_the_environment(cls, given: dict[str, Any]) -> dict[str, Any]:
+        variables = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith(PREFIX)}
+        named = {name: variables.get(f"{PREFIX}{name.upper()}") for name in cls.model_fields} if variables else {}
+        return {name: value for name, value in named.items() if value is not None} | given
 
     @field_validator("durability")
     @classmethod

@@ -44,7 +44,7 @@ def weight() -> list[Row]:
     """What a new process pays before it does anything, beside one that imports redis-py; interpreters and all."""
     programs = {
         "redis": ["-c", "import redis"],
-        "drivers": ["-c", "import redis.asyncio, sqlalchemy, pydantic_settings"],
+        "drivers": ["-c", "import redis.asyncio, sqlalchemy, pydantic"],
         "package": ["-c", "import distributed_state"],
         "store": ["-c", "from distributed_state import StateStore"],
         "help": ["-m", "distributed_state", "--help"],
@@ -55,7 +55,7 @@ def weight() -> list[Row]:
 
     found = interleaved({name: (partial(run, words), 1) for name, words in programs.items()}, rounds=15)
     found = {name: microseconds / 1000 for name, microseconds in found.items()}
-    drivers = "import redis.asyncio, sqlalchemy, pydantic_settings"
+    drivers = "import redis.asyncio, sqlalchemy, pydantic"
     return [
         at_most("import distributed_state", found["package"], found["redis"], 1.6, "ms", "import redis"),
         at_most("distributed-state --help", found["help"], found["redis"], 2.5, "ms", "import redis"),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = {"redis", "fakeredis", "sqlalchemy", "alembic", "pydantic", "pydantic_settings", "tenacity", "cryptography"}
+HEAVY = {"redis", "fakeredis", "sqlalchemy", "alembic", "pydantic", "tenacity", "cryptography"}
 COMMAND = "import sys; from distributed_state.programs.cli import main; sys.argv = ['distributed-state', *{words}]"
 LEAN = "import sys; sys.modules['prometheus_client'] = None; "
 

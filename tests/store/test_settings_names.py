@@ -32,6 +32,20 @@ def test_a_misspelt_setting_is_named_with_the_one_that_is_like_it(given: str, sa
     assert "secret" not in str(caught.value)
 
 
+# Variables
+
+
+def test_variables_give_the_settings_that_no_argument_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISTRIBUTED_STATE_PARTITIONS", "8")
+    monkeypatch.setenv("distributed_state_archiver", "false")
+    monkeypatch.setenv("DISTRIBUTED_STATE_TIMEOUT", "2.5")
+    found = Settings.of(timeout=3, retry_for=None)
+    assert (found.partitions, found.archiver, found.timeout, found.retry_for) == (8, False, 3.0, 10.0)
+    monkeypatch.setenv("DISTRIBUTED_STATE_PARTITIONS", "many")
+    with pytest.raises(ConfigurationError, match=r"^partitions: .*integer.*'many'"):
+        Settings.of()
+
+
 # Misspelt variables
 
 
