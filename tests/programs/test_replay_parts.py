@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from distributed_state.errors import InvalidValue
 from distributed_state.programs.replay.coordinator import (
+    BEFORE,
+    COMMITTED,
+    IDLE,
+    REPLY_LOST,
     Ack,
     Conversation,
+    Kill,
+    Tally,
     cut,
     parse_conversations,
     read_conversations,
 )
-from distributed_state.programs.replay.run import Kept, differences, latency
+from distributed_state.programs.replay.run import Kept, differences, latency, show, summarise
 from distributed_state.values.model import Message
 
 pytestmark = pytest.mark.unit
@@ -154,6 +162,34 @@ def test_damaged_versions_acks_and_counters_are_seen() -> None:
     assert any("is not at messages 5 to 6" in text for text in differences(CONVERSATION, misplaced, good))
     empty = Kept([], 0, [], None)
     assert any("0 messages instead of 7" in text for text in differences(CONVERSATION, ACKS, empty))
+
+
+KILLS = [
+    Kill(1, "c1", 0, BEFORE, 4, 2.06),
+    Kill(2, "c2", 1, REPLY_LOST, 5, 0.6),
+    Kill(3, "c3", 2, COMMITTED),
+    Kill(4, "c4", 3, IDLE),
+]
+
+
+def test_the_report_says_who_was_killed_and_who_went_on() -> None:
+    tally = Tally(turns=9, workers=7, began=1.0, ended=3.0, kills=KILLS, latencies={"turn": [0.001, 2.0]})
+    shown = Console(file=io.StringIO(), width=80)
+    show(summarise(tally, conversations=4, messages=30, lag=0.1, differences=[]), shown)
+    assert shown.file.getvalue().splitlines() == [  # type: ignore[attr-defined]  # a StringIO
+        "worker 1 was killed in c1, turn 1, before its commit;",
+        "  worker 4 served the turn 2.1 s later",
+        "worker 2 was killed in c2, turn 2, after its commit, before it could say so;",
+        "  worker 5 found its answer 0.6 s later, and wrote nothing twice",
+        "worker 3 was killed in c3, turn 3, after its commit;",
+        "  nothing of the turn was left to do",
+        "1 more was killed between two turns",
+        "verified: 30 of 30 messages of 4 conversations are in SQL, each once, in order,",
+        "  equal to the input; versions dense",
+        "9 turns by 7 workers in 2.0 s",
+        "a turn takes 2000.0 ms (median); one behind a killed worker waits for its lease,",
+        "  up to 2 s",
+    ]
 
 
 def test_percentiles_are_of_the_nearest_rank() -> None:

@@ -18,10 +18,10 @@ import statistics
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -120,9 +120,9 @@ _START_SECONDS = 60.0
 _TURN_SECONDS = 120.0
 _STOP_SECONDS = 10.0
 log = logging.getLogger(__name__)
-BEFORE = "before the commit"
-REPLY_LOST = "committed, reply lost"
-COMMITTED = "committed"
+BEFORE = "before its commit"
+REPLY_LOST = "after its commit, before it could say so"
+COMMITTED = "after its commit"
 IDLE = "between turns"
 _STRUCK = {"begin": BEFORE, "ack": COMMITTED, "already": COMMITTED}
 _TRIES = 3
@@ -196,7 +196,7 @@ class Coordinator:
                 await worker.serve(turn.order(), listen)
             except WorkerDied as death:
                 if worker.killed:
-                    self._struck(_STRUCK.get(turn.stage, IDLE))
+                    self._struck(serial, turn)
                 else:
                     self._fail(turn, str(death))
                 await self._give_back(turn)
@@ -231,10 +231,10 @@ class Coordinator:
             case "ack":
                 turn.committed = True
                 self._acknowledge(Ack(turn.conversation.id, turn.number, report["version"], report["first"]))
+                self._succeeded(serial, turn)
             case "already":
                 turn.committed = True
-                self.tally.struck[BEFORE] -= 1  # counted when the first worker died
-                self.tally.struck[REPLY_LOST] += 1
+                self._succeeded(serial, turn, REPLY_LOST)
             case "done":
                 self._recent.append(report["seconds"]["turn"])
                 for name, seconds in report["seconds"].items():
@@ -275,13 +275,24 @@ class Coordinator:
         if worker.killed or turn.stage in ("done", "failed"):
             self._strikes.append(self._begun)  # too late for this turn: kill in the next turn that begins
         else:
-            self.tally.kills += 1
             worker.kill()
 
-    def _struck(self, where: str) -> None:
-        self.tally.struck[where] += 1
-        if where == IDLE:
+    def _struck(self, serial: int, turn: Turn) -> None:
+        kill = Kill(serial, turn.conversation.id, turn.number, _STRUCK.get(turn.stage, IDLE))
+        if kill.where == BEFORE:
+            turn.kills.append((kill, time.monotonic()))  # who goes on with the turn completes it
+            return
+        self.tally.kills.append(kill)
+        if kill.where == IDLE:
             self._strikes.append(self._begun)  # the report of its turn's end was under way: kill another worker
+
+    def _succeeded(self, serial: int, turn: Turn, last: str = BEFORE) -> None:
+        """A worker answered a turn in which others were killed; only the last of them can have committed it."""
+        now = time.monotonic()
+        for kill, when in turn.kills:
+            where = last if kill is turn.kills[-1][0] else BEFORE
+            self.tally.kills.append(replace(kill, where=where, successor=serial, after=round(now - when, 3)))
+        turn.kills.clear()
 
 
 @dataclass
@@ -289,15 +300,29 @@ class Tally:
     """The counts so far, for the progress display and the report."""
 
     turns: int = 0
-    kills: int = 0
     workers: int = 0
     began: float = 0.0
     ended: float = 0.0
     acks: list[Ack] = field(default_factory=list)
-    struck: Counter[str] = field(default_factory=Counter)
+    kills: list[Kill] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     latencies: dict[str, list[float]] = field(default_factory=dict)
     hot: dict[int, dict[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A worker that was killed, the turn that it served, and who answered that turn, how many seconds later.
+
+    Nobody had to if the turn was committed and acknowledged.
+    """
+
+    worker: int
+    conversation: str
+    turn: int
+    where: str
+    successor: int | None = None
+    after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +347,7 @@ class Turn:
     stage: str = ""
     committed: bool = False
     failures: int = 0
+    kills: list[tuple[Kill, float]] = field(default_factory=list)
 
     def __str__(self) -> str:
         return f"turn {self.number} of {self.conversation.id}"

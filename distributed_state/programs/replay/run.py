@@ -7,6 +7,7 @@ compares the input, the acknowledged turns and the stored result, and describes 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections import defaultdict
@@ -14,22 +15,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.text import Text
 
 from distributed_state import InvalidValue, StateStore
 from distributed_state.programs.replay.coordinator import (
+    BEFORE,
+    IDLE,
     Ack,
     Conversation,
     Coordinator,
+    Kill,
     ProcessWorker,
     Tally,
     ThreadWorker,
     Worker,
 )
+from distributed_state.programs.replay.worker import LOCK_TTL
 from distributed_state.programs.servers import redis_server_unless, working_folder
 from distributed_state.settings import private_opener
 
@@ -40,6 +46,7 @@ _SHOWN = 20
 def replay(plan: Plan, console: Console) -> Report:
     """Serve every turn of every conversation, kill workers meanwhile, and compare SQL with the input."""
     with ExitStack() as stack:
+        stack.enter_context(_silent_about_the_killed())
         folder = stack.enter_context(working_folder(plan.keep and plan.keep.resolve()))
         settings = stack.enter_context(_settings(plan, folder))
         log = stack.enter_context(open(folder / "acknowledged.jsonl", "w", 1, "utf-8", opener=private_opener))
@@ -90,6 +97,18 @@ class Plan:
 
 
 @contextmanager
+def _silent_about_the_killed() -> Iterator[None]:
+    """Replicas are lost on purpose here: the report says which."""
+    log = logging.getLogger("distributed_state.warm.heartbeat")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+@contextmanager
 def _settings(plan: Plan, folder: Path) -> Iterator[dict[str, Any]]:
     """The settings that all stores of this replay share, with a new server unless one is given."""
     settings: dict[str, Any] = {"archive": plan.archive or f"sqlite:///{folder / 'archive.db'}"}
@@ -123,7 +142,7 @@ async def _serve(coordinator: Coordinator, console: Console) -> Tally:
 async def _display(tally: Tally, progress: Progress, task: Any) -> None:
     while True:
         pace = tally.turns / (tally.ended - tally.began) if tally.turns else 0.0
-        facts = f"{pace:,.0f}/s  {tally.kills} kills  {tally.workers} workers hired"
+        facts = f"{pace:,.0f}/s  {len(tally.kills)} kills  {tally.workers} workers hired"
         progress.update(task, completed=tally.turns, facts=facts)
         await asyncio.sleep(0.1)
 
@@ -242,8 +261,7 @@ class Report:
     turns: int
     seconds: float
     workers: int
-    kills: int
-    struck: dict[str, int]
+    kills: list[Kill]
     failures: list[str]
     latencies: dict[str, Latency]
     hot_hit_rate: float
@@ -290,7 +308,6 @@ def summarise(tally: Tally, *, conversations: int, messages: int, lag: float, di
         seconds=round(tally.ended - tally.began, 3),
         workers=tally.workers,
         kills=tally.kills,
-        struck={name: count for name, count in tally.struck.items() if count},
         failures=tally.failures,
         latencies={name: latency(tally.latencies[name]) for name in OPERATIONS if name in tally.latencies},
         hot_hit_rate=round(hits / reads, 4) if reads else 0.0,
@@ -300,38 +317,51 @@ def summarise(tally: Tally, *, conversations: int, messages: int, lag: float, di
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the table, then every difference by name."""
-    table = Table("operation", "p50 ms", "p99 ms", "count", title="replay")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for name, took in report.latencies.items():
-        table.add_row(name, f"{took.p50_ms:.2f}", f"{took.p99_ms:.2f}", f"{took.count:,}")
-    console.print(table)
-    facts = Table.grid(padding=(0, 2))
-    for name, text in _facts(report):
-        facts.add_row(name, text)
-    console.print(facts)
+    """Print who was killed and who went on, what was read back, and every difference by name."""
+
+    def line(text: str, style: str | None = None) -> None:
+        # Not wrapped by the console, which leaves a blank at the end of a line.
+        console.print(Text(fill(text, console.width, subsequent_indent="  "), style or ""), soft_wrap=True)
+
+    for text in _kills(report):
+        line(text)
+    line(_verdict(report), "bold red" if report.differences else "bold green")
     for text in report.differences[:_SHOWN]:
-        console.print(text, style="red", markup=False)
+        line(text, "red")
     if len(report.differences) > _SHOWN:
-        console.print(f"... and {len(report.differences) - _SHOWN} more", style="red")
+        line(f"... and {len(report.differences) - _SHOWN} more", "red")
+    for text in _turns(report):
+        line(text)
 
 
-def _facts(report: Report) -> list[tuple[str, str]]:
-    struck = ", ".join(f"{count} {where}" for where, count in sorted(report.struck.items()))
-    facts = [
-        ("turns/s", f"{report.turns_per_second:,.0f} ({report.turns:,} turns in {report.seconds:.2f} s)"),
-        ("hot hit rate", f"{report.hot_hit_rate:.1%}"),
-        ("archive lag", f"{report.archive_lag_seconds:.2f} s until the last commit was in SQL"),
-        ("kills survived", f"{report.kills}" + (f": {struck}" if struck else "")),
-    ]
-    if report.failures:
-        facts.append(("turns repeated", f"{len(report.failures)}, the last: {report.failures[-1]}"))
+def _kills(report: Report) -> Iterator[str]:
+    for kill in report.kills:
+        if kill.where == IDLE:
+            continue
+        yield f"worker {kill.worker} was killed in {kill.conversation}, turn {kill.turn + 1}, {kill.where};"
+        if kill.successor is None:
+            yield "  nothing of the turn was left to do"
+        elif kill.where == BEFORE:
+            yield f"  worker {kill.successor} served the turn {kill.after:.1f} s later"
+        else:
+            yield f"  worker {kill.successor} found its answer {kill.after:.1f} s later, and wrote nothing twice"
+    if idle := sum(kill.where == IDLE for kill in report.kills):
+        yield f"{idle} more {'was' if idle == 1 else 'were'} killed between two turns"
+
+
+def _verdict(report: Report) -> str:
     if report.differences:
-        facts.append(("verification", f"[bold red]{len(report.differences)} differences[/]"))
-    else:
-        kept = f"{report.messages:,} messages of {report.conversations:,} conversations are in SQL"
-        facts.append(
-            ("verification", f"[bold green]{kept}, each once, in order, equal to the input; versions dense[/]")
-        )
-    return facts
+        return f"verified: {len(report.differences)} differences"
+    return (
+        f"verified: {report.messages:,} of {report.messages:,} messages of {report.conversations:,} conversations "
+        "are in SQL, each once, in order, equal to the input; versions dense"
+    )
+
+
+def _turns(report: Report) -> Iterator[str]:
+    yield f"{report.turns:,} turns by {report.workers} workers in {report.seconds:.1f} s"
+    took = report.latencies["turn"]
+    behind = f"; one behind a killed worker waits for its lease, up to {LOCK_TTL:g} s" if report.kills else ""
+    yield f"a turn takes {took.p50_ms:.1f} ms (median){behind}"
+    if report.failures:
+        yield f"{len(report.failures)} turns were repeated, the last: {report.failures[-1]}"
