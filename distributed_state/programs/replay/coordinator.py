@@ -314,7 +314,7 @@ class Tally:
 class Kill:
     """A worker that was killed, the turn that it served, and who answered that turn, how many seconds later.
 
-    Nobody had to if the turn was committed and acknowledged.
+    If the turn was already committed and acknowledged, the last two are None.
     """
 
     worker: int
