@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -112,7 +113,7 @@ def test_the_etag_is_the_version_and_conditions_hold(http: httpx.Client, id: str
     assert http.get(path, headers={"If-None-Match": '"1"'}).json()["fields"] == {"n": 2}
     assert said(http.post(f"{path}/forks", json={}, headers={"If-Match": '"2"'})) == (422, "InvalidValue")
     assert said(http.post(f"{path}/turns", json={"set": {"n": 3}}, headers={"If-Match": "2"})) == (422, "InvalidValue")
-    for wrong in [("If-Match", "")], [("If-None-Match", "")], [("If-Match", '"2"'), ("If-Match", '"1"')]:
+    for wrong in [("If-Match", "")], [("If-None-Match", "")], [("If-Match", '"2"'), ("If-Match", "1")]:
         refused = http.put(f"{path}/fields/n", json={"value": 3}, headers=[*wrong, *JSON.items()])
         assert said(refused) == (422, "InvalidValue"), wrong
     there = http.post("/v1/conversations", json={"id": id}, headers={"If-None-Match": "*"})
@@ -253,6 +254,97 @@ def test_an_owner_is_given_only_where_something_begins_that_can_have_one(http: h
     assert [each["id"] for each in found["conversations"]] == [f"{id}-new"]
     for path, body in ("/writes", {"set": {"a": 1}}), ("/changes", {"key": "a", "add": 1}):
         assert said(http.post(f"/v1/users/{id}{path}", json=body | {"user": "other"})) == (422, "InvalidValue")
+
+
+# What HTTP itself asks
+
+
+def test_a_method_that_is_not_served_is_answered_with_all_that_are(http: httpx.Client, id: str) -> None:
+    found = http.put(f"/v1/conversations/{id}")
+    assert said(found) == (405, "MethodNotAllowed")
+    assert set(found.headers["allow"].split(", ")) == {"GET", "HEAD", "DELETE"}
+
+
+@pytest.mark.parametrize(
+    ("accepted", "compressed"),
+    [
+        ("gzip", True),
+        ("br;q=1, GZIP;q=0.1", True),
+        ("*", True),
+        ("x-gzip", True),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000, *", False),
+        ("identity", False),
+        ("*;q=0", False),
+        ("", False),
+    ],
+)
+def test_an_answer_is_compressed_for_who_accepts_it_and_has_an_etag_of_its_own(
+    http: httpx.Client, id: str, accepted: str, compressed: bool
+) -> None:
+    path, field = f"/v1/conversations/{id}/fields", f"/v1/conversations/{id}/fields/large"
+    tag = http.put(field, json={"value": "x" * 100_000}).headers["etag"]
+    for each in path, "/v1/openapi.json":
+        found = http.get(each, headers={"Accept-Encoding": accepted})
+        assert (found.headers.get("content-encoding") == "gzip") is compressed
+        assert found.headers["vary"] == "Accept-Encoding"
+    found = http.get(path, headers={"Accept-Encoding": accepted})
+    assert found.headers["etag"] == (f'{tag[:-1]}-gzip"' if compressed else tag)
+    known = http.get(path, headers={"Accept-Encoding": accepted, "If-None-Match": found.headers["etag"]})
+    assert (known.status_code, known.headers["etag"]) == (304, found.headers["etag"])
+    assert http.put(field, json={"value": 1}, headers={"If-Match": found.headers["etag"]}).status_code == 200
+
+
+@pytest.mark.parametrize("key", [{}, {"Idempotency-Key": "k"}])
+def test_a_condition_may_list_etags(http: httpx.Client, id: str, key: dict[str, str]) -> None:
+    path = f"/v1/conversations/{id}"
+    for match, status in (
+        ('"7", "1"', 200),
+        ('"1", "3"', 412),  # it is at version 2
+        ('W/"2"', 412),
+        ('W/"2", "2"', 200),
+        ('"03"', 412),
+        ('"other"', 412),
+        ('"3', 422),
+        ("3", 422),
+        ('"3" "4"', 422),
+    ):
+        headers = {"If-Match": match, **{name: value + match for name, value in key.items()}}
+        found = http.put(f"{path}/fields/n", json={"value": 2}, headers=headers)
+        assert found.status_code == status, (match, found.text)
+    assert http.post(f"{path}/turns", json={"set": {"a": 1}}, headers={"If-Match": '"9", "4"'}).status_code == 412
+    assert http.post(f"{path}/turns", json={"set": {"a": 1}}, headers={"If-Match": '"9", "3"'}).status_code == 200
+    assert http.delete(path, headers={"If-Match": '"9", "3"'}).status_code == 412
+    assert http.delete(path, headers={"If-Match": '"9", "4"'}).status_code == 200
+
+
+def raw(http: httpx.Client, text: str) -> tuple[bytes, bytes]:
+    """The head and the body of the answer to this."""
+    with socket.create_connection((http.base_url.host, http.base_url.port or 80), timeout=30) as connection:
+        connection.sendall(text.replace("\n", "\r\n").encode())
+        found = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, body = found.partition(b"\r\n\r\n")
+    return head, body
+
+
+def test_a_target_may_name_the_service_and_decides_by_which_name(http: httpx.Client, id: str) -> None:
+    ours = http.base_url.host
+    for target, host, status in (
+        (f"http://{ours}:80/v1/conversations/{id}", "other", 200),
+        (f"HTTPS://{ours}/v1/conversations/{id}?fresh=true", "other", 200),
+        (f"http://other/v1/conversations/{id}", ours, 421),
+        (f"http://{ours}", ours, 404),
+    ):
+        head, body = raw(http, f"GET {target} HTTP/1.1\nHost: {host}\nConnection: close\n\n")
+        assert head.startswith(b"HTTP/1.1 %d " % status), target
+        assert (json.loads(body).get("id") == id) is (status == 200)
+
+
+def test_what_is_not_http_is_answered_with_a_problem(http: httpx.Client) -> None:
+    head, body = raw(http, "nonsense\n\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"Content-Type: application/problem+json" in head
+    assert json.loads(body)["error"] == "BadRequest"
 
 
 def test_an_operation_without_a_body_refuses_one(http: httpx.Client, id: str) -> None:

@@ -190,7 +190,7 @@ UNNAMED = (
     ("/v1/base64/conversations/a!b", 422), ("/v1/conversations//fields", 404),
     ("/v1/base64/conversations//fields", 404), ("/v1%2Fconversations/c", 404), ("/v1/conversations%2Fc", 404),
     ("/v1/users?prefix=%FF", 422), ("/v1/conversations/a/../b", 404),
-    ("x/v1/caller", 404), ("http://localhost/v1/caller", 404), ("*", 404), ("/v1/%62ase64/conversations/YQ", 404),
+    ("x/v1/caller", 404), ("ftp://localhost/v1/caller", 404), ("*", 404), ("/v1/%62ase64/conversations/YQ", 404),
 )  # fmt: skip
 
 

@@ -268,9 +268,11 @@ async def compress(response: Response) -> None:
     response.body = await asyncio.to_thread(gzip.compress, bytes(response.body), 1)
     response.headers["Content-Encoding"] = "gzip"
     response.headers["Content-Length"] = str(len(response.body))
-    response.headers["Vary"] = "Accept-Encoding"
+    if (tag := response.headers.get("ETag")) is not None:
+        response.headers["ETag"] = f'{tag[:-1]}{GZIP}"'  # other bytes than without compression
 
 
+GZIP = "-gzip"  # ends the ETag of a compressed answer
 _TOGETHER = 64 * 1024  # bytes in one write
 _RETRY_MS = 1000
 _LOOK_SECONDS = 1.0  # after which the end of a turn is noticed that streamed nothing, so that nothing shows its end

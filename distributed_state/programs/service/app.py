@@ -414,10 +414,13 @@ class Service:
             each.router.redirect_slashes = False  # a redirect would lead to a host that the client names, without TLS
 
     def _routes(self) -> list[Route]:
+        by_path: dict[str, dict[str, Operation]] = {}
+        for each in (*self.operations, *self._more):
+            by_path.setdefault(each.path, {})[each.method] = each
         return [
             *(
-                NamedRoute(each.path, partial(self._serve, each), methods=[each.method], start=PREFIX)
-                for each in (*self.operations, *self._more)
+                NamedRoute(path, partial(self._serve, by_method), methods=[*by_method], start=PREFIX)
+                for path, by_method in by_path.items()
             ),
             Route(f"{PREFIX}/openapi.json", self._openapi),
         ]
@@ -466,7 +469,8 @@ class Service:
 
     # Requests
 
-    async def _serve(self, operation: Operation, request: Request) -> Response:
+    async def _serve(self, by_method: Mapping[str, Operation], request: Request) -> Response:
+        operation = by_method["GET" if request.method == "HEAD" else request.method]
         began = time.perf_counter()
         about = requests.record_of(request)
         # Set in the context of the request's own task; tasks that it starts inherit it.
@@ -551,9 +555,10 @@ class Service:
     async def _sent(self, request: Request, response: Response, took: float) -> Response:
         id = requests.request_id(request)
         response.headers[REQUEST_ID] = id
-        compressed = "content-encoding" in response.headers
-        if not compressed and len(response.body) >= _LARGE and "gzip" in request.headers.get("accept-encoding", ""):
-            await compress(response)
+        if "content-encoding" not in response.headers and len(response.body) >= _LARGE:
+            response.headers["Vary"] = "Accept-Encoding"
+            if requests.accepts_gzip(request):
+                await compress(response)
         if self.draining:
             response.headers["Connection"] = "close"  # the next request goes to another worker
         if log_of_requests.isEnabledFor(logging.INFO):

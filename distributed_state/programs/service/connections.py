@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import resource
 import select
 from collections import Counter
@@ -36,7 +37,12 @@ BACKLOG = 1024  # connections that wait to be accepted; the loop may accept all 
 _HEAD = 16 * 1024  # bytes of an incomplete head
 _LAST = 1.0  # seconds for a request that has not begun when the worker stops
 _FAST = 16  # times the slowest rate: faster readers are not disconnected to make room
-_PROBLEMS = {408: ("Request Timeout", "Timeout"), 503: ("Service Unavailable", "Unavailable")}
+_PROBLEMS = {
+    400: ("Bad Request", "BadRequest"),
+    408: ("Request Timeout", "Timeout"),
+    503: ("Service Unavailable", "Unavailable"),
+}
+_ABSOLUTE = re.compile(rb"https?://([^/?#]+)(.*)", re.IGNORECASE | re.DOTALL)
 
 
 # All of them
@@ -386,6 +392,11 @@ class Connection(H11Protocol):
             self.cycle.message_event.set()
         self.transport.close()
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP, and close the connection."""
+        self.transport.write(_problem_response(400, msg))
+        self.transport.close()
+
     def abort(self) -> None:
         """Disconnect the client at once, even if it has unread bytes."""
         self._until = None
@@ -411,9 +422,18 @@ class Wire(h11.Connection):
             # A proxy that uses the other length would take the rest of the body for another request.
             if b"content-length" in names and b"transfer-encoding" in names:
                 raise h11.RemoteProtocolError("a request has both Content-Length and Transfer-Encoding")
+            if (absolute := _ABSOLUTE.fullmatch(event.target)) is not None:
+                event = _in_origin_form(event, absolute[1], absolute[2])
         if self._seen is not None:
             self._seen(event)
         return event
+
+
+def _in_origin_form(event: Any, host: bytes, path: bytes) -> h11.Request:
+    """The request as a client that uses no proxy sends it. Its target decides the host: RFC 9112, section 3.2.2."""
+    headers = [(name, host if name == b"host" else value) for name, value in event.headers]
+    target = path if path.startswith(b"/") else b"/" + path
+    return h11.Request(method=event.method, headers=headers, target=target, http_version=event.http_version)
 
 
 def _problem_response(status: int, why: str) -> bytes:

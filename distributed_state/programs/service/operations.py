@@ -314,7 +314,7 @@ class _Made:
     def answer(self, request: Request) -> Response:
         """Answer in the form that the client accepts."""
         headers, data = {"Vary": "Accept-Encoding"}, self.data
-        if "gzip" in request.headers.get("accept-encoding", ""):
+        if requests.accepts_gzip(request):
             headers, data = {**headers, "Content-Encoding": "gzip"}, self.compressed
         return Response(data, headers=headers, media_type="application/json")
 

@@ -436,6 +436,15 @@ def _parts(scope: Scope, start: int) -> tuple[list[bytes], bool]:
     return known[2]
 
 
+def accepts_gzip(request: Request) -> bool:
+    """Whether the client accepts a compressed answer. Source: RFC 9110, section 12.5.3."""
+    weights: dict[str, bool] = {}
+    for each in request.headers.get("accept-encoding", "").lower().split(","):
+        coding, _, weight = each.partition(";")
+        weights[coding.strip()] = re.fullmatch(r"\s*q\s*=\s*0(\.0*)?\s*", weight) is None
+    return weights.get("gzip", weights.get("x-gzip", weights.get("*", False)))
+
+
 def check_path(request: Request) -> None:
     """Raise InvalidValue for a path in which a name cannot be read."""
     if request.scope[UNREADABLE]:
@@ -446,10 +455,10 @@ def check_head(request: Request, operation: Operation) -> None:
     """Raise InvalidValue for an unreadable path, or for a query or a condition that the operation does not support."""
     check_path(request)
     if operation.right is not None and operation.query is None and request.scope["query_string"]:
-        raise InvalidValue(f"{request.method} {operation.path} takes no query")
+        raise InvalidValue("this request takes no query")
     for name in CONDITIONS:
         if name in request.headers and name not in operation.headers and request.method != "GET":
-            raise InvalidValue(f"{request.method} {operation.path} takes no {name}")
+            raise InvalidValue(f"this request takes no {name}")
 
 
 def parsed(request: Request, operation: Operation, limits: Limits) -> tuple[BaseModel, ...]:
@@ -460,7 +469,7 @@ def parsed(request: Request, operation: Operation, limits: Limits) -> tuple[Base
     if operation.body is not None:
         return (body(request, limits, operation.body),)
     if operation.right is not None and request.state.body:
-        raise InvalidValue(f"{request.method} {operation.path} takes no body")
+        raise InvalidValue("this request takes no body")
     return () if operation.query is None else (query(request, operation.query),)
 
 

@@ -39,7 +39,7 @@ from distributed_state.errors import AccessDenied, Conflict, Deleted, InvalidVal
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import waited
 from distributed_state.programs.service import requests
-from distributed_state.programs.service.answers import A_PAGE, Download, answer
+from distributed_state.programs.service.answers import A_PAGE, GZIP, Download, answer
 from distributed_state.programs.service.limits import Limits
 from distributed_state.programs.service.requests import (
     IDEMPOTENCY_KEY,
@@ -72,7 +72,8 @@ from distributed_state.values.search import tags_in
 from distributed_state.warm.answers import Draft
 from distributed_state.warm.held_leases import CarriedLease
 
-_VERSION_TAG = re.compile(r'"([0-9]{1,18})"')
+_VERSION_TAG = re.compile(r'(?<!W/)"(0|[1-9][0-9]{0,17})(?:-gzip)?"')
+_TAGS = re.compile(r'(?:W/)?"[^"]*"(?: ?, ?(?:W/)?"[^"]*")*')
 
 DIGEST = "#digest"  # in the outcome of a request: the digest of the request; a client's own outcome may have `digest`
 Build = Callable[[Changes], None]
@@ -133,7 +134,9 @@ async def write(asked: Asked, record: AsyncRecord, change: Write) -> Done:
         change.build(changes)
         await puts(asked, context, changes.put_items())
     try:
-        return await (_commit(context, change, once.conditions) if once.key is None else _once(once, context, change))
+        versions = once.conditions.versions
+        at_once = once.key is None and (versions is None or len(versions) == 1)
+        return await (_commit(context, change, once.conditions) if at_once else _once(once, context, change))
     except Conflict as conflict:
         # Not every conflict names the version of the record, so it is read.
         if implied:
@@ -236,20 +239,26 @@ def _sums(entry: CachedRecord, changes: Changes) -> Iterable[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """Conditions of a write: the record is at this version, exists, or does not."""
+    """Conditions of a write: the record is at one of these versions, exists, or does not."""
 
-    version: int | None = None
+    versions: frozenset[int] | None = None
     exists: bool | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The version that a commit can expect without a look at the record; None for any, or for several."""
+        return next(iter(self.versions)) if self.versions is not None and len(self.versions) == 1 else None
 
     @property
     def may_begin(self) -> bool:
         """Whether the conditions hold for a record that does not exist yet."""
-        return not self.version and not self.exists
+        return (self.versions is None or 0 in self.versions) and not self.exists
 
     def check(self, version: int, deleted: bool = False) -> None:
         """Raise Conflict unless they hold for a record in this state."""
-        if self.version is not None and self.version != version:
-            raise Conflict(f"expected version {self.version}, found version {version}", version=version)
+        if self.versions is not None and version not in self.versions:
+            wanted = " or ".join(map(str, sorted(self.versions))) or "of a strong ETag"
+            raise Conflict(f"expected version {wanted}, found version {version}", version=version)
         if self.exists is not None and self.exists is not (version > 0 and not deleted):
             raise Conflict(f"the record exists {'not' if self.exists else 'already'}", version=version)
 
@@ -268,10 +277,10 @@ def conditions_of(request: Request) -> Conditions:
         return Conditions(exists=None if none is None else False)
     if match == "*":
         return Conditions(exists=True)
-    found = _VERSION_TAG.fullmatch(match)
-    if found is None:
-        raise InvalidValue(f'If-Match is * or one version in the form of an ETag, such as "7", not {match!r:.80}')
-    return Conditions(version=int(found[1]))
+    if _TAGS.fullmatch(match) is None:
+        raise InvalidValue(f'If-Match is * or versions in the form of ETags, such as "7", not {match!r:.80}')
+    # A weak tag, and one that this service never gave, is at no version.
+    return Conditions(versions=frozenset(int(each[1]) for each in _VERSION_TAG.finditer(match)))
 
 
 # The lease that a client holds
@@ -548,9 +557,10 @@ def not_modified(request: Request, entry: CachedRecord) -> Response | None:
     # A field with a deadline expires without a new version.
     if not given or entry.expires != NEVER:
         return None
-    if given.strip() != "*" and str(entry.version) not in (tag[1] for tag in _TAG.finditer(given)):
+    known = [tag[0] for tag in _TAG.finditer(given) if tag[1].removesuffix(GZIP) == str(entry.version)]
+    if given.strip() != "*" and not known:
         return None
-    return Response(status_code=304, headers={"ETag": f'"{entry.version}"'})
+    return Response(status_code=304, headers={"ETag": known[0] if known else f'"{entry.version}"'})
 
 
 def size_of(entry: CachedRecord, limits: Limits) -> int:
