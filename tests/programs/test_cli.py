@@ -32,7 +32,7 @@ COMMANDS = [
     "branches",
     "repair",
     *("compact", "purge", "index", "search"),
-    "fork",
+    *("fork", "rollback", "messages", "post", "stop"),
     *("demo chat", "demo lifecycle"),
     *(f"send {each}" for each in ("new-conversation", "switch", "delete", "activate", "directory", "event")),
 ]
@@ -174,6 +174,36 @@ def test_the_name_of_a_record_is_shown_as_it_is(run: Run, tmp_path: Path) -> Non
     assert run("import", str(file)).err == "error: session:a: exists already, at version 1\n"
     run("set", "c:smile:", "x", "1")
     assert "c:smile:" in run("sessions").out
+
+
+def test_a_conversation_is_read_posted_to_and_rolled_back(run: Run, archive: str) -> None:
+    with StateStore.open(archive=archive) as store:
+        session = store.session("c")
+        session.set("photo", b"\x00")
+        session.append({"role": "user", "content": "one"}, {"role": "assistant", "content": "two\x1b[2J"})
+    got = run("get", "c")
+    assert "its last message is number 1: distributed-state messages c" in got.err
+    lines = run("messages", "c", "--last", "1").out.splitlines()
+    assert lines[0].split() == ["number", "time", "message"]
+    assert lines[1].startswith("1 ")
+    assert lines[1].endswith('assistant: "two\\u001b[2J"')
+    assert [json.loads(line)["content"] for line in run("messages", "c", "--json").out.splitlines()] == [
+        "one", "two\x1b[2J",
+    ]  # fmt: skip
+    changes = [json.loads(line) for line in run("history", "c", "--json").out.splitlines()]
+    assert changes[0]["set"] == {"photo": "AA=="}
+    assert [each["content"] for each in changes[1]["appended"]] == ["one", "two\x1b[2J"]
+    assert [run("post", "c", "and?", "--request", "r1").out for _ in range(2)] == ["1\n", "1\n"]
+    assert run("rollback", "c", "--version", "1").out == "4\n"
+    assert run("messages", "c").out.splitlines()[1:] == []
+    assert run("stop", "c").out == "nothing ran\n"
+    (row,) = (json.loads(line) for line in run("sessions", "--json", "--fresh").out.splitlines())
+    assert (row["id"], row["version"]) == ("c", 4)
+    assert "there is no session 'none'" in run("messages", "none").err
+    for words in ("sessions",), ("history", "c"), ("branches",), ("audit",):
+        for line in run(*words).out.splitlines():
+            assert line == line.rstrip()
+            assert not set(line) & set("\u2503\u2502\u2501\u2500"), "no boxes without a terminal"
 
 
 def test_the_past_is_listed_without_what_a_terminal_would_obey(run: Run, archive: str) -> None:
@@ -701,7 +731,7 @@ def test_an_empty_list_says_that_commits_are_not_archived_yet(run: Run, fleet: t
         store.session("s").set("n", 1)
         for _ in range(2):
             done = run(*fleet, "sessions")
-            assert "1 commits are not archived yet and not listed; add --fresh to list them" in done.err
+            assert "1 commits are not archived yet and not counted here; add --fresh to see them" in done.err
         listed = run(*fleet, "sessions", "--fresh")
         assert re.search(r"\bs\b.*\b1\b", listed.out)
         assert "not archived" not in listed.err

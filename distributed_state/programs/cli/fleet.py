@@ -37,6 +37,7 @@ from distributed_state.programs.cli.shell import (
     out,
     plain,
     print_json_lines,
+    print_table,
     printable,
     say_more,
     span,
@@ -95,7 +96,7 @@ def replicas(
         row = [each.id, each.role, each.host, str(each.pid), each.version, f"{ago(now - each.started)} ago"]
         row += [f"{each.seen:.1f} s ago", f"{each.load:.2f}", events, str(archived), status]
         table.add_row(*(plain(text) for text in row))
-    out.print(table)
+    print_table(table)
 
 
 def _behind(found: list[distributed_state.results.Replica], id: str) -> int:
@@ -245,7 +246,7 @@ def leases(
             times = [ago(now - each.since), f"{max(0.0, each.ends - now):.0f}s", str(each.waiting or "")]
             row = [f"{each.scope} {each.record_id}", each.kind, str(each.token), each.replica, *times]
             table.add_row(*(plain(text) for text in row))
-        out.print(table)
+        print_table(table)
     if len(found) == limit:
         say_more(found[-1].cursor)
 
@@ -285,7 +286,7 @@ def doctor(
         for each in findings:
             mark = "[green]ok[/]" if each.ok else "[red]bad[/]"
             table.add_row(mark, plain(each.name), plain(each.found), plain(each.advice))
-        out.print(table)
+        print_table(table)
     if not all(each.ok for each in findings):
         raise typer.Exit(1)
 
@@ -352,7 +353,7 @@ maintenance = group(
 
 Actor = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Who does it, for the audit; by default USER@HOST.", show_default=False),
+    typer.Option(metavar="NAME", help="Name of the person, for the audit; by default USER@HOST.", show_default=False),
 ]
 
 

@@ -41,9 +41,9 @@ from distributed_state.programs.cli.shell import (
     open_existing,
     open_store,
     open_to_tidy,
-    out,
     plain,
     print_json_lines,
+    print_table,
     printable,
     span,
     when,
@@ -377,7 +377,7 @@ def list_(
         table.add_row(
             each.id, tenant, rights, plain(each.actor), _minute(each.created), until, revoked, each.made_by or ""
         )
-    out.print(table)
+    print_table(table)
 
 
 @token.command()

@@ -9,6 +9,7 @@ A listing says whether more rows may follow, and how to continue. An ambiguous t
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from dataclasses import asdict
@@ -37,6 +38,7 @@ from distributed_state.programs.cli.shell import (
     plain,
     print_json,
     print_json_lines,
+    print_table,
     printable,
     record_of,
     say_more,
@@ -64,6 +66,10 @@ def get(
         if not record.exists():
             raise NotFound(f"there is no {scope} {id!r}")
         fields = record.get_all()
+        chat = store.session(id).messages(last=1) if scope == "session" and key is None else []
+    for each in chat:
+        text = f"its last message is number {each.number}: distributed-state messages {shlex.quote(id)}"
+        err.print(text, markup=False, highlight=False, soft_wrap=True)
     if key is not None and key not in fields:
         raise NotFound(f"{scope} {id!r} has no field {key!r}")
     given = {name: value for name, value in fields.items() if isinstance(value, bytes)}
@@ -82,11 +88,37 @@ def get(
 
 
 @app.command()
+def messages(
+    context: typer.Context,
+    id: Id,
+    last: Annotated[int, typer.Option(min=1, help="How many messages to show.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
+) -> None:
+    """Print the messages of a session, the newest last.
+
+    Example: [cyan]distributed-state messages user-123 --last 5[/]
+    """
+    with open_existing(context) as store:
+        session = store.session(id)
+        if not session.exists():
+            raise NotFound(f"there is no session {id!r}")
+        found = session.messages(last=last)
+    if as_json:
+        print_json_lines({"number": each.number, **each.to_dict()} for each in found)
+        return
+    table = Table("number", "time", "message")
+    for each in found:
+        table.add_row(str(each.number), when(each.timestamp) if each.timestamp else "", plain(_said(each)))
+    print_table(table)
+
+
+@app.command()
 def history(
     context: typer.Context,
     id: Id,
     scope: Scope = "session",
     last: Annotated[int, typer.Option(min=1, help="How many changes to show.")] = 50,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """List a record's changes, each with its version, time, actor, worker and lease token. Turns show their duration.
 
@@ -94,12 +126,15 @@ def history(
     """
     with open_to_list(context) as store:
         changes = _changes_of(store, scope, id, last)
+    if as_json:
+        print_json_lines(map(asdict, changes))
+        return
     table = Table("version", "time", "kind", "by", "worker", "token", "what")
     for change in changes:
         token = str(change.token) if change.token else ""
         who = plain(change.actor), plain(change.replica)
         table.add_row(str(change.version), when(change.time), change.kind, *who, token, _what(change))
-    out.print(table)
+    print_table(table)
 
 
 def _changes_of(store: Any, scope: str, id: str, last: int) -> list[distributed_state.results.Change]:
@@ -178,7 +213,7 @@ def branches(
         row = (f"{each.scope}/{each.record_id}", each.id, str(each.base), str(each.commits), lost)
         times = (when(each.first_time), when(each.last_time))
         table.add_row(*map(plain, (*row, *times, ", ".join(each.actors), each.cause)))
-    out.print(table)
+    print_table(table)
 
 
 @app.command()
@@ -204,6 +239,7 @@ def sessions(
         str | None, typer.Option(help="Continue after this cursor, which the previous page printed.")
     ] = None,
     scope: Scope = "session",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
     """List sessions, the last changed first. They are sorted by the minute of their last archived change.
 
@@ -219,16 +255,19 @@ def sessions(
             user=user, prefix=prefix, tags=tags, limit=limit, after=after, scope=scope, fresh=fresh, phase=phase,
             changed_since=since, changed_before=before, larger_than=larger_than, stuck=stuck,
         )  # fmt: skip
-        if not rows and not fresh and isinstance(store, distributed_state.StateStore):
-            waiting = store.admin.stats()["unarchived"]
-            if waiting:
-                text = f"{waiting:.0f} commits are not archived yet and not listed; add --fresh to list them"
-                err.print(text, style="yellow", markup=False, highlight=False)
+        if not fresh and isinstance(store, distributed_state.StateStore) and (n := store.admin.stats()["unarchived"]):
+            text = f"{n:.0f} commits are not archived yet and not counted here; add --fresh to see them"
+            err.print(text, style="yellow", markup=False, highlight=False)
+    if as_json:
+        print_json_lines(asdict(row) for row in rows)
+        if len(rows) == limit:
+            say_more(rows[-1].cursor)
+        return
     table = Table("id", "user", "phase", "version", "bytes", "created", "updated", "")
     for row in rows:
         texts = (plain(row.id), plain(row.user or ""), plain(row.phase or ""), str(row.version), str(row.size or ""))
         table.add_row(*texts, when(row.created), when(row.updated), "deleted" if row.deleted else "")
-    out.print(table)
+    print_table(table)
     if len(rows) == limit:
         say_more(rows[-1].cursor)
 
@@ -310,7 +349,7 @@ def audit(
             short = data if len(data) <= 100 else data[:97] + "..."
             row = (event.type, event.subject, version, event.actor, short)
             table.add_row(when(event.time), *(plain(text) for text in row))
-        out.print(table)
+        print_table(table)
     if after is not None and len(events) == limit:
         say_more(events[-1].cursor)
 
@@ -334,6 +373,61 @@ def set_(
     with open_store(context) as store:
         version = record_of(store, scope, id).set(key, decoded)
     typer.echo(version)
+
+
+@app.command()
+def rollback(
+    context: typer.Context,
+    id: Id,
+    version: Annotated[int | None, typer.Option(min=1, help="Restore the state at this version.")] = None,
+    label: Annotated[str | None, typer.Option(help="Restore the last checkpoint with this label.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of changes to go back; by default one.")] = None,
+    scope: Scope = "session",
+) -> None:
+    """Restore an earlier state of a record, and print its new version. The history stays as it is.
+
+    Example: [cyan]distributed-state rollback user-123 --version 7[/]
+    """
+    with open_store(context) as store:
+        typer.echo(record_of(store, scope, id).rollback(steps=steps, label=label, version=version))
+
+
+@app.command()
+def post(
+    context: typer.Context,
+    id: Id,
+    text: Annotated[str, typer.Argument(help="The message of the user.", show_default=False)],
+    request: Annotated[
+        str | None, typer.Option(help="Id of the request: the same message is accepted once.", show_default=False)
+    ] = None,
+    handler: Annotated[
+        str | None, typer.Option(help="Name of the handler that serves the session, if it has none.", show_default=False)
+    ] = None,
+) -> None:
+    """Leave a user's message for the next turn of a session, and print its number in the inbox.
+
+    Example: [cyan]distributed-state post user-123 "And Bergen?"[/]
+    """
+    with open_store(context) as store:
+        said = {"role": "user", "content": text}
+        typer.echo(store.session(id).post(said, request_id=request, handler=handler))
+
+
+@app.command()
+def stop(
+    context: typer.Context,
+    id: Id,
+    request: Annotated[str | None, typer.Option(help="Stop only the turn of this request.", show_default=False)] = None,
+    reason: Annotated[str | None, typer.Option(help="Shown to the turn and to its followers.")] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for the end of the turn.")] = 5.0,
+) -> None:
+    """Ask the running turn of a session to stop, on whichever worker it runs, and print the result.
+
+    Example: [cyan]distributed-state stop user-123 --reason "too long"[/]
+    """
+    with open_store(context) as store:
+        found = store.session(id).stop(request, reason=reason, wait=wait)
+    typer.echo(found.state if found.version is None else f"{found.state} as version {found.version}")
 
 
 @app.command()

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import datetime
@@ -23,6 +24,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 from typer.core import TyperGroup
 
 import distributed_state
@@ -251,8 +253,26 @@ def record_of(store: distributed_state.StateStore, scope: str, id: str) -> distr
 
 
 def print_json_lines(values: Iterable[Any]) -> None:
-    """Print one JSON object a line, in ASCII: control sequences that a terminal would obey are escaped."""
-    sys.stdout.writelines(json.dumps(each) + "\n" for each in values)
+    """Print one JSON object a line, in ASCII: control sequences that a terminal would obey are escaped.
+
+    Bytes are printed in base64.
+    """
+    sys.stdout.writelines(json.dumps(each, default=_as_json) + "\n" for each in values)
+
+
+def _as_json(value: Any) -> Any:
+    return b64encode(value).decode() if isinstance(value, bytes) else value.to_dict()
+
+
+def print_table(table: Table) -> None:
+    """Print a table; without lines and blanks at the end of rows if it is not for a terminal."""
+    if out.is_terminal:
+        out.print(table)
+        return
+    table.box, table.pad_edge = None, False
+    with out.capture() as shown:
+        out.print(table)
+    sys.stdout.writelines(line.rstrip() + "\n" for line in shown.get().splitlines())
 
 
 def say_more(cursor: str) -> None:
