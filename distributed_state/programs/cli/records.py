@@ -401,7 +401,8 @@ def post(
         str | None, typer.Option(help="Id of the request: the same message is accepted once.", show_default=False)
     ] = None,
     handler: Annotated[
-        str | None, typer.Option(help="Name of the handler that serves the session, if it has none.", show_default=False)
+        str | None,
+        typer.Option(help="Handler that serves it, if it has none yet.", show_default=False),
     ] = None,
 ) -> None:
     """Leave a user's message for the next turn of a session, and print its number in the inbox.
