@@ -428,9 +428,8 @@ class AsyncLease:
         self._begin()
         try:
             self._leases.renewal.keep(self, self._lock)
-            began = self._leases.port.monotonic()
             taken = await self._lock.take(trailing_call)
-            self.waited = taken.sent - began
+            self.waited = taken.waited
             self._granted(taken)
         except BaseException as error:
             self.body.leave()  # first: if the rest is interrupted, the next round of renewal releases it

@@ -59,13 +59,14 @@ def seizing(token: int) -> str:
 class Taken(NamedTuple):
     """A lock that was granted to the request sent at `sent`, with the record's epoch and version then.
 
-    `trailing` is the answer of the script that was sent after it.
+    `waited`: seconds for which others held it. `trailing` is the answer of the script that was sent after it.
     """
 
     lock_value: str
     epoch: str
     version: int
     sent: float
+    waited: float
     trailing: Any
 
 
@@ -111,6 +112,7 @@ class Lock:
         port = self._warm.port
         deadline = port.monotonic() + self._wait
         waiter: Waiter | None = None
+        refused: float | None = None
         self._order = b""
         try:
             while True:
@@ -119,12 +121,14 @@ class Lock:
                 answer, trailing = await port.shield(self._asking)
                 if answer[0] == b"ok":
                     self._order = b""
-                    return Taken(answer[1].decode(), answer[2].decode(), int(answer[3]), sent, trailing)
+                    waited = 0.0 if refused is None else sent - refused
+                    return Taken(answer[1].decode(), answer[2].decode(), int(answer[3]), sent, waited, trailing)
                 if answer[0] == b"stopped":
                     raise stopped(self.keys, self._warm.codec_of(self.keys.ref.text), answer[1].decode())
                 if answer[0] == b"uninitialised":
                     await self._start(self.keys.partition)
                     continue
+                refused = sent if refused is None else refused
                 left = deadline - port.monotonic()
                 if left <= 0:
                     held = holder_of(answer[1].decode()) if answer[1] else "a waiter before us"
