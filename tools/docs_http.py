@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,11 @@ from docs_tables import code, table
 
 from distributed_state.programs.service.app import Service
 from distributed_state.programs.service.operations import description
+
+
+def openapi() -> str:
+    """The description itself, as the service gives it."""
+    return json.dumps(description(Service().operations), indent=1)
 
 
 def http_pages() -> Iterator[tuple[str, str]]:
@@ -29,7 +35,7 @@ def _overview(described: dict[str, Any], groups: dict[str, list[tuple[str, str, 
     parts = [
         "# HTTP",
         f"{described['info']['summary']} `distributed-state serve` has the same description as OpenAPI "
-        f"{described['openapi']} at `/v1/openapi.json`. Access control: "
+        f"{described['openapi']} at `/v1/openapi.json`, and here: [openapi.json](../openapi.json). Access control: "
         "[security](../../security.md). Errors are problem details (RFC 9457, `application/problem+json`): "
         "[Problem](bodies.md#Problem), of which `error` is a name of the [errors](../errors.md).",
     ]

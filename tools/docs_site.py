@@ -15,6 +15,7 @@ from typing import Any
 
 from docs_apis import OnOneApi, in_blocking_words
 from docs_blocks import Block, all_fences, blocks
+from docs_http import openapi
 from docs_python import PAGES
 from docs_reference import pages
 from mkdocs.exceptions import PluginError
@@ -34,6 +35,7 @@ def on_files(files: Files, config: Any) -> Files:
     for place, source in TAKEN.items():
         if files.get_file_from_path(place) is None and (ROOT / source).exists():
             files.append(File.generated(config, place, content=(ROOT / source).read_text()))
+    files.append(File.generated(config, "reference/openapi.json", content=openapi()))
     for place, content in pages():
         first = "---\nsearch: {boost: 2}\n---\n" if place in FIRST else ""
         files.append(File.generated(config, f"reference/{place}.md", content=first + content))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -91,6 +92,11 @@ def test_the_search_finds_every_public_name(site: Site) -> None:
     assert {*PUBLIC, "AsyncSession.append", "Session.append"} <= titles
     # With stems in the index, AsyncStateStore and set_lifetime were in it, and were not found in a browser.
     assert site.search["config"]["pipeline"] == ["trimmer"]
+
+
+def test_the_description_of_the_interface_is_published(site: Site) -> None:
+    described = json.loads((site.root / "reference/openapi.json").read_text())
+    assert "/conversations/{id}/turns" in described["paths"]
 
 
 def test_the_search_lacks_a_name_that_no_page_has(site: Site) -> None:

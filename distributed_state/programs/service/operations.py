@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -368,7 +369,7 @@ def description(operations: Sequence[Operation]) -> dict[str, Any]:
         "servers": [{"url": place, "description": text} for place, text in _SERVERS.items()],
         "paths": paths,
         "components": {
-            "schemas": schemas["$defs"],
+            "schemas": {name: _without_defaults(each) for name, each in schemas["$defs"].items()},
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"bearer": []}, {}],
@@ -435,6 +436,18 @@ def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value for name, value in found.items() if not (name == "default" and value is None) and name != "title"
     }
+
+
+def _without_defaults(schema: dict[str, Any]) -> dict[str, Any]:
+    """Say defaults in words: generators of clients take a property with a default for one that is always there."""
+    properties = {}
+    for name, each in schema.get("properties", {}).items():
+        default = each.get("default")
+        said = [] if default is None else [f"By default {json.dumps(default)}."]
+        words = " ".join([*filter(None, [each.get("description")]), *said])
+        rest = {key: value for key, value in each.items() if key not in ("default", "description")}
+        properties[name] = {**rest, "description": words} if words else rest
+    return {**schema, "properties": properties} if properties else schema
 
 
 def _headers(names: Iterable[str]) -> list[dict[str, Any]]:
