@@ -94,6 +94,17 @@ def test_the_search_finds_every_public_name(site: Site) -> None:
     assert site.search["config"]["pipeline"] == ["trimmer"]
 
 
+WORDS = (
+    "approval", "semantic", "GDPR", "troubleshooting", "runbooks", "high availability", "streaming", "time travel",
+    "alternatives", "human in the loop", "rate limits", "webhooks", "reminders", "dead letter", "undo", "multi-tenancy",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_the_search_knows_everyday_words(site: Site, word: str) -> None:
+    assert any(word.lower() in each["text"].lower() for each in site.search["docs"])
+
+
 def test_the_description_of_the_interface_is_published(site: Site) -> None:
     described = json.loads((site.root / "reference/openapi.json").read_text())
     assert "/conversations/{id}/turns" in described["paths"]
