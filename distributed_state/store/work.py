@@ -139,7 +139,8 @@ class SessionWorker:
         places = [(name, *each) for each in self._partitions() for name in handlers]
         self._names: dict[bytes, _Place] = {keys.due_of(name): (name, partition) for name, partition, keys in places}
         self._next: dict[_Place, float] = {}  # when a session is due there, by the monotonic clock, as far as is known
-        self._began: set[int] = set()  # partitions that SQL knows
+        self._began: set[int] = set()  # partitions that Redis had
+        self._known: frozenset[int] = frozenset()  # partitions that SQL had when it was asked last
         self._unknown = 0.0  # until then SQL is not asked again for such
         self._stopping = False
         self._looked = -math.inf
@@ -287,15 +288,14 @@ class SessionWorker:
     async def _revive(self, absent: set[int]) -> None:
         """Start partitions that Redis does not have, if they have ever begun: SQL may have sessions of them."""
         now = self._port.monotonic()
-        if not absent or (now < self._unknown and not absent & self._began):
-            return
-        known = set(await self._port.sql(self._tiers.cold.cursors))
-        for partition in sorted(absent & known):
+        if absent and (now >= self._unknown or absent & self._began):
+            self._known = frozenset(await self._port.sql(self._tiers.cold.cursors))
+            self._began -= absent
+            self._unknown = now + _UNKNOWN_SECONDS
+        for partition in sorted(absent & self._known):
             await self._tiers.start(partition)
             with self._mutex:
                 self._published.update((name, partition) for name in self._handlers)
-        self._began -= absent
-        self._unknown = now + _UNKNOWN_SECONDS
 
     async def _fill(self, name: str, partition: int, epoch: str) -> None:
         """Put the sessions that SQL has into the partition's due set, once in each epoch."""

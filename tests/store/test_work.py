@@ -366,6 +366,21 @@ async def test_sessions_are_due_again_after_redis_lost_everything(opener: Any) -
         assert answers(await store.session(f"s{number}").messages()) == [f"to {number}"]
 
 
+@pytest.mark.replicas
+async def test_a_worker_with_one_slot_finds_all_that_redis_lost(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "_UNKNOWN_SECONDS", 3600.0)  # it asks SQL once, for all partitions
+    store = await opener()
+    for number in range(4):
+        await store.session(f"s{number}").post(said(str(number)), handler="a")
+    await store.admin.archive()
+    with redis_of(store) as redis:
+        redis.flushall()
+    store.invalidate()
+    seen: list[Any] = []
+    async with working(store, {"a": answering(seen)}, concurrency=1):
+        await until(lambda: len(seen) == 4, 12.0)  # later the reaper would find them
+
+
 async def test_a_session_that_left_redis_is_served(store: Any) -> None:
     seen: list[Any] = []
     await store.session("s").wake("now", after=0.2, handler="a")
