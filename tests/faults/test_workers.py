@@ -131,6 +131,25 @@ async def test_a_restart_of_all_workers_loses_nothing(opener: Any, tmp_path: Pat
     ] == ["1", "1", "2", "2", "3", "3"]
 
 
+@pytest.mark.parametrize("kind", ["AsyncStateStore", "StateStore"])
+async def test_a_repeated_sigterm_lets_running_turns_end(opener: Any, tmp_path: Path, kind: str) -> None:
+    """As of systemd, which sends it to all processes of a service while the first one ends the others."""
+    store = await opener()
+    with workers(tmp_path, kind, opener) as running:
+        agent = tmp_path / "answering.py"
+        agent.write_text(agent.read_text().replace("sleep(0.05)", "sleep(2)"))
+        running.begin()
+        await store.session("s").post(said("1"), handler="answer")
+        while not await store.admin.leases():
+            await asyncio.sleep(0.02)
+        worker = running.processes[0]
+        worker.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        worker.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(worker.wait, 60) == 0
+    assert len(await store.session("s").messages(fresh=True)) == 2
+
+
 async def test_several_processes_of_one_command_end_together(opener: Any, tmp_path: Path) -> None:
     store = await opener()
     with workers(tmp_path, "StateStore", opener) as running:

@@ -84,7 +84,10 @@ async def _awaited(store: Any, **options: Any) -> None:
 
 
 def _on_signals(store: Any) -> None:
-    """Stop working at the first signal; a second one interrupts."""
+    """Stop working at the first signal; a second Ctrl-C interrupts.
+
+    A second SIGTERM does not: systemd sends one to each process of a service, and the first process another one.
+    """
     received: list[int] = []
 
     def stop() -> None:
@@ -94,7 +97,9 @@ def _on_signals(store: Any) -> None:
 
     def receive(number: int, _: Any) -> None:
         if received:
-            raise KeyboardInterrupt
+            if number == signal.SIGINT:
+                raise KeyboardInterrupt
+            return
         received.append(number)
         threading.Thread(target=stop, daemon=True).start()
 
