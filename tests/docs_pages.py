@@ -44,7 +44,7 @@ def blocks_of(page: Path) -> list[Block]:
 
 def chosen(found: list[Block], *, frameworks: bool) -> list[Block]:
     """Those to run here, and the files that they use; with frameworks, of pages that need them all, else none."""
-    kept = [each for each in found if each.file or (each.runs and (frameworks or "frameworks" not in each.words))]
+    kept = [each for each in found if (each.file or each.runs) and (frameworks or "frameworks" not in each.words)]
     wanted = any(each.runs and (not frameworks or "frameworks" in each.words) for each in kept)
     return kept if wanted else []
 

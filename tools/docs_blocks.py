@@ -6,6 +6,7 @@
     ```python no-run: REASON        only compiled; readers do not see the reason
     ```sh                           run by bash in the page's folder; also `frameworks`, `no-run: REASON`
     ```yaml title="agents.yaml"     not run: it is that file in the page's folder, in any language
+    ```python title="a.py" frameworks    that file, for blocks that are run where the frameworks are
     ```text output                  what the block before it prints; `...` stands for anything
 
 The blocks of a page are run in order. Python's share one namespace, the shell's their variables and directory.

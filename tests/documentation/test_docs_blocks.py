@@ -194,6 +194,28 @@ def test_what_only_an_error_would_reach_may_stay_unused(folder: Path) -> None:
     read("```python\nclass Protocol:\n    def f(self):\n        raise NotImplementedError\n```")
 
 
+def test_a_file_for_frameworks_is_left_out_without_them() -> None:
+    text = '''
+```python title="always.py"
+pass
+```
+
+```python title="here.py" frameworks
+pass
+```
+
+```sh
+true
+```
+
+```sh frameworks
+true
+```
+'''
+    files = [[each.file for each in chosen(blocks("README.md", text), frameworks=there)] for there in (False, True)]
+    assert files == [["always.py", None], ["always.py", "here.py", None, None]]
+
+
 def test_a_block_that_is_not_run_says_why(folder: Path) -> None:
     read("```sh no-run: it needs a cluster\nfalse\n```")
     with pytest.raises(WrongBlock, match=r"README\.md:3: no-run wants its reason"):
