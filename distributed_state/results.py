@@ -86,11 +86,13 @@ class Input:
 class Ask:
     """An open question to a person: see `turn.ask`. Times are in seconds since 1970 by the server's clock.
 
-    `data` is what the turn gave, for example the choices; `expires` is None for a question that waits without limit.
+    `id` tells the questions of one name apart. `data` is what the turn gave, for example the choices; `expires` is None
+    for a question that waits without limit.
     """
 
     session: str
     name: str
+    id: str
     question: str
     data: Any
     asked: float

@@ -1,25 +1,28 @@
 """Questions to people: a turn asks, and its session waits for the answer. Law: each question has one answer.
 
-An open question is a field of the session, in the phase "waiting_feedback". The answer is an input, whose request names
-the question, so that only the first answer is accepted; the turn that takes it closes the question. A question that
-expires has a wake.
+A question is a field of the session, in the phase "waiting_feedback". The answer is an input, whose request names the
+question, so that only the first answer is accepted; the turn that takes it closes the question. A question that expires
+has a wake. A question that was answered or has expired is not open, also if no turn has closed it yet.
 
 Design: section 31.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from distributed_state.conversation import inbox
+from distributed_state.conversation import inbox, request_log
 from distributed_state.errors import InvalidValue, NotFound
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records.context import RecordContext
 from distributed_state.results import Ask, Input
+from distributed_state.tiers import read as read_path
 from distributed_state.values import chance, codec
 
 PHASE = "waiting_feedback"
 _FIELD = "ask."
+_LONGEST_ID = 64
 _ANSWERS = "answers"  # in an answer's metadata: the name of the question
 
 
@@ -57,23 +60,60 @@ def _request_of(ask: Any) -> str:
     return f"answer {ask['id']}" if isinstance(ask, dict) and "id" in ask else ""
 
 
-def all_of(session: str, user: str | None, fields: Mapping[str, Any]) -> list[Ask]:
-    """The open questions of a session, the oldest first."""
+def _question(kept: Any) -> dict[str, Any] | None:
+    """The content of a field as `opened` makes it; None for anything else, which callers can write there as well."""
+    if not isinstance(kept, dict) or not {"id", "question", "data", "asked", "expires"} <= kept.keys():
+        return None
+    texts, times = (kept["id"], kept["question"]), (kept["asked"], kept["expires"] or 0)
+    good = all(isinstance(each, str) for each in texts) and all(type(each) in (int, float) for each in times)
+    return kept if good and len(kept["id"]) <= _LONGEST_ID else None
+
+
+def open_in(context: RecordContext, entry: CachedRecord, user: str | None) -> list[Ask]:
+    """The open questions of a session that was read, the oldest first. Raises AccessDenied if one may not be read."""
+    keys = [key for name in entry.fields if (key := codec.decode_key(name)).startswith(_FIELD)]
+    kept = {} if entry.deleted else {key: _question(context.value(entry, key, None)) for key in keys}
+    context.allow("read", *kept)
     found = [
-        Ask(session, key.removeprefix(_FIELD), kept["question"], kept["data"], kept["asked"], kept["expires"], user)
-        for key, kept in fields.items()
-        if key.startswith(_FIELD) and isinstance(kept, dict) and "question" in kept
-    ]
+        Ask(
+            context.ref.id, key.removeprefix(_FIELD), ask["id"], ask["question"], ask["data"], ask["asked"],
+            ask["expires"], user,
+        )
+        for key, ask in kept.items()
+        if ask is not None and _is_open(context, entry, ask)
+    ]  # fmt: skip
     return sorted(found, key=lambda each: each.asked)
 
 
-async def answer(context: RecordContext, name: str, value: Any, durability: str | None) -> bool:
+def _is_open(context: RecordContext, entry: CachedRecord, ask: Mapping[str, Any]) -> bool:
+    request = request_log.name_of(_request_of(ask))
+    answered = request is not None and inbox.fate_of(entry, request_log.tag_of(request)) is not None
+    return not answered and not _expired(context, ask)
+
+
+def _expired(context: RecordContext, ask: Mapping[str, Any]) -> bool:
+    return ask["expires"] is not None and ask["expires"] <= context.now()
+
+
+async def of_page(contexts: Sequence[RecordContext], users: Iterable[str | None]) -> list[Ask]:
+    """The open questions of these sessions, in their order; `users` are their users. One round trip."""
+    if not contexts:
+        return []
+    tiers = contexts[0].tiers
+    entries = await read_path.read_many(tiers, [each.keys for each in contexts], fresh=True)
+    await tiers.clock.know()
+    rows = zip(contexts, entries, users, strict=True)
+    return [ask for context, entry, user in rows for ask in open_in(context, entry, user)]
+
+
+async def answer(context: RecordContext, name: str, value: Any, id: str | None, durability: str | None) -> bool:
     """Post the answer to an open question: see `session.answer`."""
     field = field_of(name)
     entry = await context.read(fresh=True, field=field)
-    kept = None if entry.deleted else context.value(entry, field, None)
-    if not isinstance(kept, dict) or "id" not in kept:
-        raise NotFound(f"{context.text[:200]}: there is no open question {name!r:.80}")
+    kept = None if entry.deleted else _question(context.value(entry, field, None))
+    await context.tiers.clock.know()
+    if kept is None or id not in (None, kept["id"]) or _expired(context, kept):
+        raise NotFound(f"{context.text[:200]}: there is no open question {name!r:.80}: it was answered, or it expired")
     text = value if isinstance(value, str) else codec.encode(value, "value").decode()
     message = {"role": "user", "content": text, "metadata": {_ANSWERS: name}}
     return await inbox.post_first(context, message, _request_of(kept), durability)

@@ -13,8 +13,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, cast, overload
 
-from distributed_state.conversation.asks import PHASE as WAITING
-from distributed_state.conversation.asks import all_of
+from distributed_state.conversation import asks
 from distributed_state.conversation.session import AsyncSession, AsyncTypedSession
 from distributed_state.conversation.workflow import Workflow
 from distributed_state.conversation.workflow import run as workflow_run
@@ -494,14 +493,13 @@ class AsyncStateStore(AsyncFleet):
         Example::
 
             for ask in await store.asks(user="u1"):
-                print(ask.question)  # answered by store.session(ask.session).answer("yes", ask.name)
+                print(ask.question)  # answered by store.session(ask.session).answer("yes", ask.name, id=ask.id)
 
-        `prefix` and `fresh` are as in `sessions`. A question is asked by `turn.ask`.
+        `prefix` and `fresh` are as in `sessions`. A question is asked by `turn.ask`; one that was answered or has
+        expired is not listed.
         """
-        page = await self.sessions(user=user, prefix=prefix, limit=limit, phase=WAITING, fresh=fresh)
-        fields = await self.get_many([self.session(each.id) for each in page], fresh=True)
-        found = [all_of(each.id, each.user, kept) for each, kept in zip(page, fields, strict=True)]
-        return [ask for some in found for ask in some]
+        page = await self.sessions(user=user, prefix=prefix, limit=limit, phase=asks.PHASE, fresh=fresh)
+        return await asks.of_page([context_of(self.session(each.id)) for each in page], [each.user for each in page])
 
     async def forget(self, user: str) -> int:
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.

@@ -795,9 +795,10 @@ class StateStore:
         Example::
 
             for ask in store.asks(user="u1"):
-                print(ask.question)  # answered by store.session(ask.session).answer("yes", ask.name)
+                print(ask.question)  # answered by store.session(ask.session).answer("yes", ask.name, id=ask.id)
 
-        `prefix` and `fresh` are as in `sessions`. A question is asked by `turn.ask`.
+        `prefix` and `fresh` are as in `sessions`. A question is asked by `turn.ask`; one that was answered or has
+        expired is not listed.
         """
         return finish(self._core.asks(user=user, prefix=prefix, limit=limit, fresh=fresh))
 

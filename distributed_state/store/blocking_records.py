@@ -991,14 +991,14 @@ class Session(Record):
         """Remove a wake; False if none with this name is set. A turn that runs may have read it already."""
         return finish(self._core.cancel_wake(name))
 
-    def answer(self, value: Any, name: str = "", *, durability: str | None = None) -> bool:
+    def answer(self, value: Any, name: str = "", *, id: str | None = None, durability: str | None = None) -> bool:
         """Answer an open question of the session: see `turn.ask`. False if somebody has answered it already.
 
         The answer is posted as an input, so the session's handler is called with it. `value` is any JSON value; a str
-        is the message's content as it is, another value its JSON. Raises NotFound without an open question of this
-        name.
+        is the message's content as it is, another value its JSON. With the `id` of an `Ask`, answers only that question
+        and not a later one of its name. Raises NotFound if there is no such question, or it has expired.
         """
-        return finish(self._core.answer(value, name, durability=durability))
+        return finish(self._core.answer(value, name, id=id, durability=durability))
 
     def retry(self) -> bool:
         """Let a worker try again now after its handler failed; False if the last turn did not fail.

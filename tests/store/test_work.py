@@ -707,6 +707,7 @@ async def test_a_question_is_listed_answered_once_and_closed(store: Any) -> None
             await session.answer("yes")
         store.stop_working()
     assert await session.answer({"book": True}, "booking") is True
+    assert await store.asks(fresh=True) == [], "it was answered, although no turn has closed it"
     assert await session.answer("no", "booking") is False
     assert [each.message.content for each in await session.inbox()] == ['{"book":true}']
     async with session.turn() as turn:
@@ -730,6 +731,39 @@ async def test_metadata_of_other_messages_closes_no_question(store: Any) -> None
     assert [each.name for each in await store.asks(fresh=True)] == ["q"]
 
 
+async def test_an_answer_to_an_earlier_question_of_the_name_is_refused(store: Any) -> None:
+    """A button that was shown for one question must not answer the next one."""
+    session = store.session("s")
+    found = []
+    for question in ("Oslo?", "Bergen?"):
+        async with session.turn() as turn:
+            turn.ask(question)
+        found += await store.asks(fresh=True)
+    assert [each.question for each in found] == ["Oslo?", "Bergen?"]
+    with pytest.raises(NotFound, match="no open question"):
+        await session.answer("yes", id=found[0].id)
+    assert await session.answer("yes", id=found[1].id) is True
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        "x",
+        {"question": "x"},
+        {"id": "x" * 300, "question": "x", "data": 1, "asked": 1, "expires": None},
+        {"id": "x", "question": "x", "data": 1, "asked": "x", "expires": None},
+        {"id": "x", "question": "x", "data": 1, "asked": 1, "expires": [1]},
+    ],
+)
+async def test_a_field_that_looks_like_a_question_hides_no_others(store: Any, forged: Any) -> None:
+    await store.session("forged").write(set={"ask.x": forged}, phase="waiting_feedback")
+    async with store.session("s").turn() as turn:
+        turn.ask("Well?")
+    assert [each.question for each in await store.asks(fresh=True)] == ["Well?"]
+    with pytest.raises(NotFound, match="no open question"):
+        await store.session("forged").answer("yes", "x")
+
+
 async def test_the_wakes_of_turns_have_a_bound(opener: Any) -> None:
     store = await opener(inbox_limit=3)
     session = store.session("s")
@@ -749,7 +783,10 @@ async def test_a_question_that_expires_arrives_as_a_wake_and_is_closed(store: An
     async with session.turn() as turn:
         turn.ask("Well?", expires=0.1)
     assert await session.phase() == "waiting_feedback"
-    await asyncio.sleep(0.2)
+    await until(session.inbox)
+    assert await store.asks(fresh=True) == [], "it has expired, although no turn has closed it"
+    with pytest.raises(NotFound, match="it was answered, or it expired"):
+        await session.answer("yes")
     async with session.turn() as turn:
         [taken] = turn.take()
         assert (taken.wake, taken.message.content) == ("ask ", "Well?")
