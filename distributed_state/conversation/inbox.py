@@ -30,7 +30,7 @@ from distributed_state.tiers.durability import ensure_version
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.codec import MESSAGE
 from distributed_state.values.model import FAILURE, INBOX, SCHEDULE, Message, is_input
-from distributed_state.values.schedule import Schedule, checked_handler
+from distributed_state.values.schedule import Failure, Schedule, checked_handler
 from distributed_state.warm.answers import Draft, Posted
 
 _TAG = INBOX + b"q"
@@ -220,6 +220,12 @@ def schedule_of(entry: CachedRecord) -> Schedule | None:
     """When the session is served, None if it has no handler."""
     stored = entry.fields.get(SCHEDULE)
     return None if stored is None or entry.deleted else Schedule.read(stored)
+
+
+def failure_of(entry: CachedRecord) -> Failure | None:
+    """How the last turn of its handler failed, None if it did not."""
+    stored = entry.fields.get(FAILURE)
+    return None if stored is None or entry.deleted else Failure.read(stored)
 
 
 async def withdraw(context: RecordContext, number: int, tag: str = "") -> bool:

@@ -59,7 +59,7 @@ from distributed_state.values.model import (
     is_value,
     unescape,
 )
-from distributed_state.values.schedule import Schedule
+from distributed_state.values.schedule import Failure, Schedule
 from distributed_state.values.search import MOST as MOST_TAGS
 from distributed_state.values.search import tag_of
 from distributed_state.warm.lease import AsyncLease
@@ -160,8 +160,7 @@ def check_reserved(name: bytes, value: bytes) -> None:
     elif name == SCHEDULE:
         Schedule.read(value)
     elif name == FAILURE:
-        if not value.decode().isprintable():
-            raise ValueError("#be is not the name of an error")
+        Failure.read(value)
     elif name[:2] == INBOX:
         number, *_served = (digits(name, each) for each in value.split(b" ", 1))
         if name[2:3] != b"q" or not number:

@@ -44,7 +44,7 @@ from distributed_state.tiers.changes import Changes
 from distributed_state.values import chance
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import FAILURE, Ref, log_fields
-from distributed_state.values.schedule import checked_handler, due_ms
+from distributed_state.values.schedule import Failure, checked_handler, due_ms
 from distributed_state.warm.partition_assignment import PartitionAssignment
 from distributed_state.warm.scripts import DEFER, DUE, FILL
 
@@ -404,7 +404,7 @@ class SessionWorker:
             return  # deleted meanwhile
         name = type(error).__name__[:100]
         changes = context.changes()
-        changes.reserved(FAILURE, name.encode())
+        changes.reserved(FAILURE, Failure(name, self._now_ms()).stored)
         failure = self._failure(schedule.failed + 1)
         if failure == b"f !":
             log.error("%s is stuck: its handler %s is not tried again", about[:200], taken.handler)

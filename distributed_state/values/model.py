@@ -66,7 +66,7 @@ STATE_FIELDS = frozenset(
 REQUEST = b"#q"  # followed by the id of a request that was answered; its outcome
 TIMES = REQUEST + b"#times "  # not a real field: its deletion carries a note in the name, see values/turn_times.py
 INBOX = b"#b"  # counts of its inputs, as in inbox.lua; followed by a number: an input; by q and a tag: its number
-FAILURE = b"#be"  # the error of the last failed turn of its handler
+FAILURE = b"#be"  # when and how the last turn of its handler failed: see values/schedule.py
 SCHEDULE = b"#bh"  # its handler, and when it is due: see values/schedule.py
 TAG = b"##"  # followed by a tag of the record: see values/search.py
 

@@ -66,6 +66,27 @@ class Schedule:
         return None if self.due is None else f"{self.handler} {self.due:015d}"
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The content of `#be`: the class of the error of the handler's last turn, and when it failed, as in `Schedule`."""
+
+    error: str
+    at: int
+
+    @classmethod
+    def read(cls, stored: bytes) -> Self:
+        """Parse the field. Raises ValueError."""
+        at, found, error = stored.decode().partition(" ")
+        if not (found and at.isascii() and at.isdecimal() and len(at) <= 18 and error.isprintable()):
+            raise ValueError(f"#be is {stored!r:.80}, not the time and the class of an error")
+        return cls(error, int(at))
+
+    @property
+    def stored(self) -> bytes:
+        """The content of the field."""
+        return f"{self.at} {self.error}".encode()
+
+
 STUCK = "! "
 """Stands in SQL's column before the handler of a session that is stuck."""
 
