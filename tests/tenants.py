@@ -22,7 +22,7 @@ BODIES: dict[str, Any] = {
     "Replace": {"messages": [HI]}, "WholeWrite": {"set": {"n": 1}}, "FieldChange": {"key": "n", "add": 1},
     "Compact": {}, "Purge": {"keep_changes": 1000}, "ChangeItems": {"put": {"1": 1}}, "Live": {"idle": 60},
     "MakeToken": {"rights": ["read"]}, "Stream": {"first": 1, "chunks": [{"value": "a"}]}, "Stop": {"wait": 0},
-    "Post": {"message": HI}, "Reply": {"value": "yes"},
+    "Post": {"message": HI}, "Reply": {"value": "yes"}, "Wake": {"after": 60},
 }  # fmt: skip
 QUERIES = {"Other": "?to=1"}
 

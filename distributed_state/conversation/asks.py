@@ -92,7 +92,8 @@ def _is_open(context: RecordContext, entry: CachedRecord, ask: Mapping[str, Any]
 
 
 def _expired(context: RecordContext, ask: Mapping[str, Any]) -> bool:
-    return ask["expires"] is not None and ask["expires"] <= context.now()
+    """Whether turns see the wake at which it expires."""
+    return ask["expires"] is not None and ask["expires"] <= context.now() + inbox.AHEAD
 
 
 async def of_page(contexts: Sequence[RecordContext], users: Iterable[str | None]) -> list[Ask]:

@@ -34,7 +34,7 @@ from distributed_state.values.schedule import Failure, Schedule, checked_handler
 from distributed_state.warm.answers import Draft, Posted
 
 _TAG = INBOX + b"q"
-_AHEAD = 0.25  # seconds by which a replica's estimate of the server's clock may be late
+AHEAD = 0.25  # seconds by which a replica's estimate of the server's clock may be late
 _NAME_BYTES = 200
 _SHORTEST = 1.0  # seconds between two repetitions of a wake
 _LONGEST = 1e11
@@ -45,7 +45,7 @@ def waiting(entry: CachedRecord, now: float) -> list[Input]:
 
     Raises CorruptState or DecryptionFailed.
     """
-    later = {number for number, due in _wakes(entry).items() if due > (now + _AHEAD) * 1000}
+    later = {number for number, due in _wakes(entry).items() if due > (now + AHEAD) * 1000}
     numbers = sorted(int(name[2:]) for name in entry.fields if is_input(name))
     return [] if entry.deleted else [_input(entry, number) for number in numbers if number not in later]
 

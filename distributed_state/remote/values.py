@@ -267,7 +267,7 @@ def chunk_body(given: Any) -> dict[str, Any]:
 def waiting(found: Mapping[str, Any]) -> Input:
     """An input of the inbox."""
     given = message(found["message"], None, None)
-    return Input(found["number"], given, found["request_id"], found["time"])
+    return Input(found["number"], given, found["request_id"], found["time"], found["wake"], found["every"])
 
 
 _PARTS: dict[str, Any] = {name: kind for kind, name in PART_NAMES.items()}

@@ -404,22 +404,6 @@ def test_a_full_inbox_asks_to_come_back(url: str, tmp_path: Path) -> None:
         assert (refused.status_code, refused.json()["error"]) == (503, "Backpressure")
 
 
-def test_a_question_is_listed_in_its_tenant_and_answered_once(fleet: Fleet) -> None:
-    with fleet.session.turn() as turn:
-        turn.ask("Shall I book?", name="booking", data={"price": 900})
-    [ask] = fleet.first.get("/v1/asks").json()["asks"]
-    assert (ask["conversation"], ask["name"], ask["question"], ask["data"], ask["expires"]) == (
-        "acme:c", "booking", "Shall I book?", {"price": 900}, None,
-    )  # fmt: skip
-    other = {"Authorization": f"Bearer {token(fleet.store, tenant='evil:')}"}
-    assert fleet.second.get("/v1/asks", headers=other).json() == {"asks": []}
-    body = {"name": "booking", "value": "yes"}
-    assert fleet.second.post(ONE + "/answers", json=body).json() == {"accepted": True}
-    assert fleet.first.post(ONE + "/answers", json=body | {"value": "no"}).json() == {"accepted": False}
-    assert [each.message.content for each in fleet.session.inbox()] == ["yes"]
-    assert fleet.first.post(ONE + "/answers", json={"value": "yes"}).status_code == 404
-
-
 def test_a_message_names_the_handler_and_where_its_turn_is_followed(fleet: Fleet) -> None:
     body = {"message": {"role": "user", "content": "a"}, "handler": "support"}
     posted = fleet.first.post(ONE + "/inbox", json=body, headers={"Idempotency-Key": "k 1"})

@@ -50,7 +50,6 @@ from distributed_state.programs.service.requests import (
     searching,
 )
 from distributed_state.programs.service.resources import output, records
-from distributed_state.programs.service.resources.search import narrowed
 from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import ITEMS, MESSAGES, MOVES
 from distributed_state.records.context import context_of
@@ -605,7 +604,7 @@ class ListSessions(Tool):
 
     async def run(self, asked: Asked) -> Any:
         """A page of sessions; `next` is null if it is the last."""
-        prefix = narrowed(asked, self.prefix)
+        prefix = records.narrowed(asked, self.prefix)
         if self.user is not None:
             records.within(asked, self.user)
         rows = await asked.store.sessions(user=self.user, prefix=prefix, limit=self.limit, after=self.after)

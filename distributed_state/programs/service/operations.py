@@ -47,6 +47,7 @@ from distributed_state.programs.service.resources import (
     leases,
     output,
     records,
+    schedules,
     search,
 )
 from distributed_state.values.access_tokens import Right
@@ -77,6 +78,7 @@ def operations(events: Serve, follow: Serve, own_events: Serve) -> list[Operatio
     many = [
         *_conversations(),
         *_running(follow, own_events),
+        *_scheduled(),
         *(each for scope in records.NAMES for each in _records(scope)),
     ]
     many += [
@@ -154,13 +156,29 @@ def _running(follow: Serve, own_events: Serve) -> list[Operation]:
         Operation("POST", f"{one}/stop", "write", output.stop, "Stop a turn", answer=output.Stopped),
         Operation("POST", f"{one}/inbox", "write", output.post, "Leave a message for a turn", answer=output.Posted,
                   status=202, headers=(IDEMPOTENCY_KEY,)),
-        Operation("POST", f"{one}/answers", "write", output.reply, "Answer an open question", answer=output.Replied),
-        Operation("GET", f"{PREFIX}/asks", "read", output.questions, "List open questions", answer=output.Questions),
         Operation("GET", f"{one}/inbox", "read", output.read_inbox, "Read the inputs that wait", answer=output.Inbox),
         Operation("DELETE", f"{one}/inbox/{{number:number}}", "write", output.withdraw, "Withdraw an input",
                   answer=output.Withdrawn),
         Operation("GET", f"{one}/events", "read", own_events, "Read a conversation's events as they come",
                   headers=resumes, media=stream),
+    ]  # fmt: skip
+
+
+def _scheduled() -> list[Operation]:
+    one = f"{PREFIX}/conversations/{{id}}"
+    return [
+        Operation("GET", f"{PREFIX}/asks", "read", schedules.questions, "List open questions",
+                  answer=schedules.Questions),
+        Operation("POST", f"{one}/answers", "write", schedules.reply, "Answer an open question",
+                  answer=schedules.Replied),
+        Operation("GET", f"{one}/schedule", "read", schedules.read, "Read when a conversation goes on",
+                  answer=schedules.Schedule),
+        Operation("POST", f"{one}/wakes", "write", schedules.wake, "Set a wake of a conversation",
+                  answer=schedules.Woken),
+        Operation("DELETE", f"{one}/wakes", "write", schedules.cancel_wake, "Remove a wake of a conversation",
+                  answer=schedules.Cancelled),
+        Operation("POST", f"{one}/retry", "write", schedules.retry, "Call a conversation's handler again",
+                  answer=schedules.Retried),
     ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from distributed_state.errors import Fenced, InvalidValue
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.requests import LEASE, Answer, Asked, Body, Limit, Name, Query
-from distributed_state.programs.service.resources import output, records, search
+from distributed_state.programs.service.resources import output, records
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.results import HeldLease
 from distributed_state.values.model import Scope
@@ -121,7 +121,7 @@ class Leases(Answer):
 
 async def listing(asked: Asked, given: Page) -> Response:
     """List the held leases with their holders, and the waiting clients."""
-    prefix = search.narrowed(asked, given.prefix) or ""
+    prefix = records.narrowed(asked, given.prefix) or ""
     found = await asked.store.admin.leases(scope=given.scope, prefix=prefix, limit=given.limit, after=given.after)
     after = found[-1].cursor if len(found) == given.limit else None
     shown = {"time": await asked.store.time(), "leases": [asdict(each) for each in found], "after": after}

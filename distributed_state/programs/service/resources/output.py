@@ -16,7 +16,6 @@ import hashlib
 import json
 import math
 import secrets
-from dataclasses import asdict
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import quote
 
@@ -36,13 +35,11 @@ from distributed_state.programs.service.requests import (
     Answer,
     Asked,
     Body,
-    Id,
-    Limit,
     Query,
     Values,
     value_shown,
 )
-from distributed_state.programs.service.resources import conversations, records, search
+from distributed_state.programs.service.resources import conversations, records
 from distributed_state.records.access import VERSION
 from distributed_state.records.context import RecordContext, context_of
 from distributed_state.results import (
@@ -365,12 +362,17 @@ class Posted(Answer):
 
 
 class InputShown(Answer):
-    """An input that waits; `time` is when it was accepted, in seconds since 1970."""
+    """An input that waits; `time` is when it was accepted, in seconds since 1970.
+
+    A wake has its name as `wake`, when it was due as `time`, and `every` if it repeats after this many seconds.
+    """
 
     number: int
     time: float
     request_id: str | None
     message: Values
+    wake: str | None
+    every: float | None
 
 
 class Inbox(Answer):
@@ -396,77 +398,36 @@ async def posted(
     asked: Asked, session: Any, message: dict[str, Any], request_id: str | None, handler: str | None = None
 ) -> int:
     """Leave a message for a turn of a session that exists; its number. Raises NotFound and Deleted."""
+    await begun(asked, session)
+    number: int = await session.post(message, request_id=request_id, handler=handler)
+    return number
+
+
+async def begun(asked: Asked, session: Any) -> None:
+    """Return if the session exists, or if an input begins it again. Raises NotFound and Deleted."""
     context = context_of(session)
     await records.comes_back(asked, context)
     entry = await context.read(field=VERSION)
     if not (entry.deleted and context.begins_again):
         records.there(entry, context)
-    number: int = await session.post(message, request_id=request_id, handler=handler)
-    return number
-
-
-class Reply(Body):
-    """The answer to an open question of the conversation, any JSON value; `name` is that of the question."""
-
-    value: Any
-    name: Annotated[str, Field(max_length=100)] = ""
-
-
-class Replied(Answer):
-    """`accepted` is false if somebody had answered already."""
-
-    accepted: bool
-
-
-async def reply(asked: Asked, given: Reply) -> Response:
-    """Answer an open question, which the conversation's next turn closes."""
-    session = records.handle(asked, "session")
-    return answer({"accepted": await session.answer(given.value, given.name)})
-
-
-class Asking(Query):
-    """Selects open questions: of conversations of this user, of at most `limit` conversations."""
-
-    user: Id | None = None
-    limit: Limit = 50
-
-
-class Question(Answer):
-    """An open question of a conversation; times are in seconds since 1970, `expires` is null if it has no end."""
-
-    conversation: str
-    name: str
-    question: str
-    data: Any
-    asked: float
-    expires: float | None
-    user: str | None
-
-
-class Questions(Answer):
-    """The open questions."""
-
-    asks: list[Question]
-
-
-async def questions(asked: Asked, given: Asking) -> Response:
-    """List the open questions to people."""
-    if given.user is not None:
-        records.within(asked, given.user)
-    found = await asked.store.asks(user=given.user, prefix=search.narrowed(asked, None), limit=given.limit, fresh=True)
-    rows = [asdict(each) for each in found]
-    return answer({"asks": [{"conversation": row.pop("session"), **row} for row in rows]})
 
 
 async def read_inbox(asked: Asked) -> Response:
     """Read the inputs that wait."""
     session = records.handle(asked, "session")
-    return answer({"inputs": [_shown(each) for each in await session.inbox()]})
+    return answer({"inputs": [shown(each) for each in await session.inbox()]})
 
 
-def _shown(each: Input) -> dict[str, Any]:
-    line = conversations.line(each.message)
-    return {"number": each.number, "time": each.time, "request_id": each.request_id, "message": line["message"]}
+def shown(each: Input) -> dict[str, Any]:
+    """An input as an InputShown."""
+    return {
+        "number": each.number,
+        "time": each.time,
+        "request_id": each.request_id,
+        "message": conversations.line(each.message)["message"],
+        "wake": each.wake,
+        "every": each.every,
+    }
 
 
 class Withdrawn(Answer):

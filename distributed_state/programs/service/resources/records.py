@@ -449,6 +449,16 @@ def within(asked: Asked, id: str) -> str:
     return id
 
 
+def narrowed(asked: Asked, prefix: str | None) -> str | None:
+    """The prefix of ids of a listing: the requested one, narrowed to the caller's tenant. Raises AccessDenied."""
+    mine = asked.caller.prefix
+    if not mine or (prefix is not None and prefix.startswith(mine)):
+        return prefix
+    if prefix is None or mine.startswith(prefix):
+        return mine
+    raise AccessDenied(f"your ids begin with {mine!r}, not {prefix!r:.80}")
+
+
 def checked(id: str) -> str:
     """Return the id if the store accepts it. Raises InvalidValue and TooLarge."""
     return Ref("session", id).id

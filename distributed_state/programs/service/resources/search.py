@@ -13,11 +13,11 @@ from pydantic import Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from distributed_state.errors import AccessDenied, ConfigurationError, InvalidValue, TooLarge
+from distributed_state.errors import ConfigurationError, InvalidValue, TooLarge
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import answer, log_seldom
 from distributed_state.programs.service.requests import Answer, Asked, Body, Id, Limit, Name, Query, Values, searching
-from distributed_state.programs.service.resources import records
+from distributed_state.programs.service.resources import records, schedules
 from distributed_state.records.context import context_of
 from distributed_state.store.lifecycle import lifecycle_of
 from distributed_state.values.model import MAX_PHASE, Scope, unescape
@@ -38,8 +38,8 @@ class Listing(Query):
     with a colon in the key as `%3A` and a percent sign as `%25`, and may occur several times to list records that have
     all these tags. `after` is the value that the previous page returned. `phase` is that of the state machine,
     `changed_since` and `changed_before` are in seconds since 1970, `larger_than` is in committed bytes. `stuck` lists
-    only conversations whose handler failed too often to be called again. `held` lists only records under a lease: of
-    500 matching records each time, so a page may have few or none although `after` continues.
+    only conversations whose handler failed too often to be called again, and `held` only records under a lease: of 500
+    matching records each time. With these two, a page may have few or none although `after` continues.
     """
 
     user: Id | None = None
@@ -60,7 +60,7 @@ class Row(Answer):
     """A record of a listing. Times are in seconds since 1970; `cursor` continues after it.
 
     `size` is in committed bytes, null if they were not counted. With `held`, `held_for` is the number of seconds until
-    its lease ends unless it is renewed.
+    its lease ends unless it is renewed. With `stuck`, `schedule` says how its handler failed.
     """
 
     id: str
@@ -73,6 +73,7 @@ class Row(Answer):
     phase: str | None
     size: int | None
     held_for: float | None = None
+    schedule: schedules.Handling | None = None
 
 
 class Conversations(Answer):
@@ -108,28 +109,21 @@ async def listing(scope: Scope, asked: Asked, given: Listing) -> Response:
         records.within(asked, given.user)
     limit = _LOOKED_AT if given.held else given.limit
     page = await asked.store.sessions(
-        user=given.user, prefix=narrowed(asked, given.prefix), tags=tags or None, limit=limit, after=given.after,
-        scope=scope, fresh=given.fresh, phase=given.phase, changed_since=given.changed_since,
+        user=given.user, prefix=records.narrowed(asked, given.prefix), tags=tags or None, limit=limit,
+        after=given.after, scope=scope, fresh=given.fresh, phase=given.phase, changed_since=given.changed_since,
         changed_before=given.changed_before, larger_than=given.larger_than, stuck=given.stuck,
     )  # fmt: skip
     after = page[-1].cursor if len(page) == limit else None
     rows: list[dict[str, Any]] = [asdict(each) for each in page]
+    if given.stuck:
+        still = await schedules.stuck(asked, [each.id for each in page])
+        rows = [row | {"schedule": each} for row, each in zip(rows, still, strict=True) if each is not None]
     if given.held:
-        keys = [context_of(records.of(asked, scope, each.id)).keys for each in page]
+        keys = [context_of(records.of(asked, scope, each["id"])).keys for each in rows]
         left = await seconds_left(lifecycle_of(asked.store).tiers().warm, keys)
         rows = [row | {"held_for": ends} for row, ends in zip(rows, left, strict=True) if ends is not None]
     shown = {f"{records.NAMES[scope]}s": rows, "after": after}
     return answer(shown, headers=requests.next_page(asked.request, after))
-
-
-def narrowed(asked: Asked, prefix: str | None) -> str | None:
-    """The prefix of ids of a listing: the requested one, narrowed to the caller's tenant. Raises AccessDenied."""
-    mine = asked.caller.prefix
-    if not mine or (prefix is not None and prefix.startswith(mine)):
-        return prefix
-    if prefix is None or mine.startswith(prefix):
-        return mine
-    raise AccessDenied(f"your ids begin with {mine!r}, not {prefix!r:.80}")
 
 
 # Search
@@ -175,7 +169,7 @@ async def search(asked: Asked, given: Search) -> Response:
 async def _found(asked: Asked, given: Search) -> list[SearchHit]:
     async with searching(asked.caller.party):
         return await asked.store.search(
-            given.query, scope=given.scope, prefix=narrowed(asked, given.prefix) or "", user=given.user,
+            given.query, scope=given.scope, prefix=records.narrowed(asked, given.prefix) or "", user=given.user,
             kinds=given.kinds, collection=given.collection, filter=given.filter, match=given.match, limit=given.limit,
             offset=given.offset, fresh=given.fresh,
         )  # fmt: skip
