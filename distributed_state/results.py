@@ -86,8 +86,8 @@ class Input:
 class Ask:
     """An open question to a person: see `turn.ask`. Times are in seconds since 1970 by the server's clock.
 
-    `id` tells the questions of one name apart. `data` is what the turn gave, for example the choices; `expires` is None
-    for a question that waits without limit.
+    `id` distinguishes questions of the same name. `data` is what the turn gave, for example the choices; `expires` is
+    None for a question that waits without limit.
     """
 
     session: str

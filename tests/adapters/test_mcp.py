@@ -13,6 +13,8 @@ from typing import Any
 
 import httpx2
 import pytest
+from handled import ask as ask_person
+from handled import make_stuck
 from mcp import MCPError
 from mcp.client.client import Client
 from mcp.client.streamable_http import streamable_http_client
@@ -32,6 +34,7 @@ MODES = ("legacy", "auto")  # the handshake of 2025, and each request for itself
 NAMES = {
     "get_state", "set_state", "append_message", "read_messages", "add_note", "list_notes", "delete_note", "search",
     "history", "list_sessions", "create_session", "fork_session", "rollback", "post_message",
+    "list_questions", "answer_question", "retry_session",
 }  # fmt: skip
 
 
@@ -182,6 +185,47 @@ async def test_an_agent_reads_and_writes_its_session_with_every_tool(opened: Any
         assert {each["id"] for each in hits} == {"s2"}
 
 
+async def test_an_agent_posts_to_a_handler_and_tries_again_what_is_stuck(opened: Any) -> None:
+    async with opened() as here, here.agent(prefix="a:") as ask:
+        for id in ("a:1", "b:1"):
+            await here.store.session(id).create()
+        await make_stuck(here.store, "b:1")
+        assert await ask("post_message", session="a:1", content="hi", handler="support") == {"number": 1}
+        assert "Conflict: " in await ask.refused("post_message", session="a:1", content="hi", handler="other")
+        assert "handler: " in await ask.refused("post_message", session="a:1", content="hi", handler="a b")
+        assert await ask("retry_session", session="a:1") == {"retried": False}
+        await make_stuck(here.store, "a:1")
+        found = await ask("list_sessions", stuck=True)
+        [row] = found["sessions"]
+        assert (row["session"], row["schedule"]["handler"], row["schedule"]["error"], found["next"]) == (
+            "a:1", "support", "ZeroDivisionError", None,
+        )  # fmt: skip
+        assert await ask("retry_session", session="a:1") == {"retried": True}
+        assert (await ask("list_sessions", stuck=True))["sessions"] == []
+
+
+async def test_an_agent_lists_open_questions_and_answers_one_once(opened: Any) -> None:
+    async with opened() as here, here.agent(prefix="a:") as ask:
+        for id in ("a:1", "a:2", "b:1"):
+            await here.store.session(id, user=id[:2] + "ada").create()
+            await ask_person(here.store, id, f"{id}?", name="q", data=["yes", "no"])
+        listed = (await ask("list_questions"))["questions"]
+        assert [(each["session"], each["question"], each["data"]) for each in listed] == [
+            ("a:1", "a:1?", ["yes", "no"]),
+            ("a:2", "a:2?", ["yes", "no"]),
+        ]
+        page = await ask("list_questions", limit=1)
+        assert [each["session"] for each in page["questions"]] == ["a:1"]
+        page = await ask("list_questions", limit=1, after=page["next"])
+        assert [each["session"] for each in page["questions"]] == ["a:2"]
+        given = {"session": "a:1", "question": "q", "value": "yes", "id": listed[0]["id"]}
+        assert "no open question" in await ask.refused("answer_question", **given | {"id": "another"})
+        assert await ask("answer_question", **given) == {"accepted": True}
+        assert await ask("answer_question", **given) == {"accepted": False}
+        assert [each["session"] for each in (await ask("list_questions"))["questions"]] == ["a:2"]
+        assert [each.message.content for each in await here.store.session("a:1").inbox()] == ["yes"]
+
+
 async def test_resources_are_the_state_and_the_messages_of_a_session(opened: Any) -> None:
     async with opened() as here:
         async with here.agent() as ask:
@@ -210,6 +254,8 @@ OF_SESSION: dict[str, dict[str, Any]] = {
     "set_state": {"fields": {"a": 1}},
     "append_message": {"role": "user", "content": "x"},
     "post_message": {"content": "x"},
+    "answer_question": {"value": "yes"},
+    "retry_session": {},
     "read_messages": {},
     "add_note": {"note": "x"},
     "list_notes": {},
@@ -260,6 +306,7 @@ async def foreign(here: Here) -> list[str]:
             ("fork_session", {"session": "a:1", "new_session": "b:3"}),
             ("list_sessions", {"prefix": "b"}),
             ("list_sessions", {"user": "b:u"}),
+            ("list_questions", {"user": "b:u"}),
             ("search", {"query": "x", "session": "b:1"}),
         ]
         for name, given in asked:

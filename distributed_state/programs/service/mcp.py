@@ -49,7 +49,8 @@ from distributed_state.programs.service.requests import (
     copying,
     searching,
 )
-from distributed_state.programs.service.resources import output, records
+from distributed_state.programs.service.resources import output, records, schedules
+from distributed_state.programs.service.resources.schedules import Handler, QuestionName
 from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import ITEMS, MESSAGES, MOVES
 from distributed_state.records.context import context_of
@@ -439,11 +440,14 @@ class PostMessage(OfSession):
     request_id: Annotated[str, Field(min_length=1, max_length=1000)] | None = Field(
         None, description="A unique id: a repeated message with this id is accepted once."
     )
+    handler: Handler | None = Field(
+        None, description="Name of the handler that serves the message; a session keeps its first one."
+    )
 
     async def run(self, asked: Asked) -> Any:
         """The message's number in the inbox."""
         message = {"role": self.role, "content": self.content}
-        number = await output.posted(asked, self.chosen(asked), message, self.request_id)
+        number = await output.posted(asked, self.chosen(asked), message, self.request_id, self.handler)
         return {"number": number}
 
 
@@ -481,6 +485,58 @@ async def messages_of(asked: Asked, wanted: ReadMessages) -> dict[str, Any]:
         "messages": found,
         "more": len(found) == wanted.limit,
     }
+
+
+# Questions to people, and handlers that failed
+
+
+class ListQuestions(Tool):
+    """List the open questions that agents have asked people, those of the last changed sessions first."""
+
+    name: ClassVar[str] = "list_questions"
+    right: ClassVar[Right] = "read"
+    user: str | None = Field(None, description="Only questions of this user's sessions.")
+    limit: Limit = Field(50, description="How many sessions to look at, of those that wait for an answer.")
+    after: str | None = Field(None, description="`next` of the previous page.")
+
+    async def run(self, asked: Asked) -> Any:
+        """A page of questions; times are in seconds since 1970. `next` is null if it is the last page."""
+        given = schedules.Asking(user=self.user, limit=self.limit, after=self.after)
+        found, following = await schedules.open_questions(asked, given)
+        return {"questions": [{"session": row.pop("conversation"), **row} for row in found], "next": following}
+
+
+class AnswerQuestion(OfSession):
+    """Answer an open question of a session; its agent goes on with the answer. Only the first answer is accepted.
+
+    Answer only with what a person has said.
+    """
+
+    name: ClassVar[str] = "answer_question"
+    right: ClassVar[Right] = "write"
+    value: Any = Field(description="The answer: any JSON value, usually a text.")
+    question: QuestionName = Field("", description="`name` of the question.")
+    id: Annotated[str, Field(max_length=100)] | None = Field(
+        None, description="`id` of the question, so that a later question of its name is not answered."
+    )
+
+    async def run(self, asked: Asked) -> Any:
+        """Whether the answer was accepted; false if somebody had answered already."""
+        return {"accepted": await self.chosen(asked).answer(self.value, self.question, id=self.id)}
+
+
+class RetrySession(OfSession):
+    """Let the handler of a session be called again now, after it failed; list_sessions with stuck finds such sessions.
+
+    Call it when the cause of the failure has gone.
+    """
+
+    name: ClassVar[str] = "retry_session"
+    right: ClassVar[Right] = "write"
+
+    async def run(self, asked: Asked) -> Any:
+        """Whether it will be called; false if its last call did not fail."""
+        return {"retried": await self.chosen(asked).retry()}
 
 
 # Notes
@@ -599,6 +655,9 @@ class ListSessions(Tool):
     right: ClassVar[Right] = "read"
     prefix: str | None = Field(None, description="Only sessions whose id begins with this.")
     user: str | None = Field(None, description="Only sessions of this user.")
+    stuck: bool = Field(
+        False, description="Only sessions whose handler failed too often to be called again; `schedule` says how."
+    )
     limit: Limit = Field(50, description="How many sessions at most.")
     after: str | None = Field(None, description="`next` of the previous page.")
 
@@ -607,10 +666,15 @@ class ListSessions(Tool):
         prefix = records.narrowed(asked, self.prefix)
         if self.user is not None:
             records.within(asked, self.user)
-        rows = await asked.store.sessions(user=self.user, prefix=prefix, limit=self.limit, after=self.after)
+        rows = await asked.store.sessions(
+            user=self.user, prefix=prefix, limit=self.limit, after=self.after, stuck=self.stuck, fresh=self.stuck
+        )
         shown = [{"session": each.id, **asdict(each)} for each in rows]
         for row in shown:
             del row["id"], row["cursor"]
+        if self.stuck:
+            still = await schedules.stuck(asked, [each.id for each in rows])
+            shown = [row | {"schedule": each} for row, each in zip(shown, still, strict=True) if each is not None]
         return {"sessions": shown, "next": rows[-1].cursor if len(rows) == self.limit else None}
 
 
@@ -679,6 +743,9 @@ TOOLS: dict[str, type[Tool]] = {
         AppendMessage,
         PostMessage,
         ReadMessages,
+        ListQuestions,
+        AnswerQuestion,
+        RetrySession,
         AddNote,
         ListNotes,
         DeleteNote,

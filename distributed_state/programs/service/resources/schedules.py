@@ -38,7 +38,7 @@ QuestionName = Annotated[str, Field(max_length=100)]
 
 
 class Handling(Answer):
-    """When a worker calls the conversation's handler, null if it has none. Times are in seconds since 1970.
+    """When a worker calls the conversation's handler; without one, `handler` is null. Times are in seconds since 1970.
 
     `due` is null if nothing waits, or if the conversation is stuck: then `failures` turns in a row failed, and no
     worker tries again. `error` is the class of the last error, and `failed` when it happened.
@@ -97,7 +97,7 @@ async def retry(asked: Asked) -> Response:
 class Question(Answer):
     """An open question of a conversation; times are in seconds since 1970, `expires` is null if it has no end.
 
-    `id` tells the questions of one name apart.
+    `id` distinguishes questions of the same name.
     """
 
     conversation: str
