@@ -22,7 +22,8 @@ from distributed_state.values import chance, codec
 
 PHASE = "waiting_feedback"
 _FIELD = "ask."
-_LONGEST_ID = 64
+_MOST = 10  # open questions of a session that are listed
+_BYTES = 16 * 1024  # of a question with its data
 _ANSWERS = "answers"  # in an answer's metadata: the name of the question
 
 
@@ -42,7 +43,8 @@ def opened(question: str, data: Any, now: float, expires: float | None) -> dict[
     """The content of the field. Raises InvalidValue."""
     if not isinstance(question, str) or not question:
         raise InvalidValue(f"a question is a str that is not empty, not {question!r:.80}")
-    codec.encode(data, "data")
+    if len(codec.encode([question, data], "data")) > _BYTES:
+        raise InvalidValue(f"a question and its data have at most {_BYTES} bytes: keep more in fields of the session")
     ends = None if expires is None else now + expires
     return {"id": chance.token_hex(8), "question": question, "data": data, "asked": now, "expires": ends}
 
@@ -66,11 +68,11 @@ def _question(kept: Any) -> dict[str, Any] | None:
         return None
     texts, times = (kept["id"], kept["question"]), (kept["asked"], kept["expires"] or 0)
     good = all(isinstance(each, str) for each in texts) and all(type(each) in (int, float) for each in times)
-    return kept if good and len(kept["id"]) <= _LONGEST_ID else None
+    return kept if good and len(codec.encode(kept, "question")) <= _BYTES + 1000 and len(kept["id"]) < 100 else None
 
 
 def open_in(context: RecordContext, entry: CachedRecord, user: str | None) -> list[Ask]:
-    """The open questions of a session that was read, the oldest first. Raises AccessDenied if one may not be read."""
+    """The oldest open questions of a session that was read. Raises AccessDenied if one may not be read."""
     keys = [key for name in entry.fields if (key := codec.decode_key(name)).startswith(_FIELD)]
     kept = {} if entry.deleted else {key: _question(context.value(entry, key, None)) for key in keys}
     context.allow("read", *kept)
@@ -82,7 +84,7 @@ def open_in(context: RecordContext, entry: CachedRecord, user: str | None) -> li
         for key, ask in kept.items()
         if ask is not None and _is_open(context, entry, ask)
     ]  # fmt: skip
-    return sorted(found, key=lambda each: each.asked)
+    return sorted(found, key=lambda each: each.asked)[:_MOST]
 
 
 def _is_open(context: RecordContext, entry: CachedRecord, ask: Mapping[str, Any]) -> bool:

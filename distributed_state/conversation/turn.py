@@ -256,6 +256,7 @@ class AsyncTurn(Transaction):
         `store.asks()` lists open questions, and `session.answer("yes", "booking")` posts the answer: an input, whose
         `message.metadata["answers"]` is the question's name. The turn that takes it closes the question, and moves to
         another phase itself. After `expires` seconds without an answer a wake arrives instead, named "ask booking".
+        `question` and `data` have at most 16 KiB together.
         """
         field = asks.field_of(name)
         self[field] = asks.opened(question, data, self._tiers.clock.now(), expires)

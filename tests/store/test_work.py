@@ -751,6 +751,7 @@ async def test_an_answer_to_an_earlier_question_of_the_name_is_refused(store: An
         "x",
         {"question": "x"},
         {"id": "x" * 300, "question": "x", "data": 1, "asked": 1, "expires": None},
+        {"id": "x", "question": "x", "data": "x" * 40_000, "asked": 1, "expires": None},
         {"id": "x", "question": "x", "data": 1, "asked": "x", "expires": None},
         {"id": "x", "question": "x", "data": 1, "asked": 1, "expires": [1]},
     ],
@@ -799,6 +800,18 @@ async def test_a_question_that_expires_arrives_as_a_wake_and_is_closed(store: An
     with pytest.raises(InvalidValue, match="name"):
         async with session.turn() as turn:
             turn.ask("?", name="n" * 101)
+    with pytest.raises(InvalidValue, match="at most 16384 bytes"):
+        async with session.turn() as turn:
+            turn.ask("?", data="x" * 17_000)
+
+
+async def test_a_session_with_many_questions_hides_no_others(store: Any) -> None:
+    for id in ("many", "s"):
+        async with store.session(id).turn() as turn:
+            for number in range(12 if id == "many" else 1):
+                turn.ask("Well?", name=str(number))
+    found = await store.asks(fresh=True)
+    assert Counter(each.session for each in found) == {"many": 10, "s": 1}
 
 
 @pytest.mark.unit
