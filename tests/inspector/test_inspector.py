@@ -25,8 +25,8 @@ from tenants import Served, opened
 from distributed_state import AsyncStateStore, Fenced, StateStore, Stopped, tool
 from distributed_state.errors import StateError
 from distributed_state.programs.inspector import PATH, Tickets, app, inspector, pages
-from distributed_state.programs.inspector.conversation import Budget, tree, trees
 from distributed_state.programs.inspector.pages import COOKIE
+from distributed_state.programs.inspector.values import Budget, tree, trees
 from distributed_state.programs.service import Access
 from distributed_state.programs.service.connections import CONNECTION
 from distributed_state.store.export import PAGE, Export
