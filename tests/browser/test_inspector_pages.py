@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from serving import served
 
 from distributed_state import Fenced, LockTimeout, StateStore, Stopped
 from distributed_state.programs.inspector import PATH, Tickets, inspector
+from distributed_state.programs.servers import wait_until
 from distributed_state.programs.service import Access, Service, callers_policy
 from distributed_state.programs.service.authentication import Authentication
 
@@ -40,11 +41,18 @@ PAGES = {
     "difference": f"{PLACE}/difference?from=2&to=9",
     "rollback": f"{PLACE}/rollback?version=2",
     "erase": f"{PLACE}/erase",
+    "questions": f"{PATH}/questions",
+    "asking": f"{PATH}/conversations/trip-to-lofoten",
+    "stuck": f"{PATH}/stuck",
+    "stuck-one": f"{PATH}/conversations/invoice-4712",
     "live": f"{PATH}/live",
     "take-over": HELD,
     "fleet": f"{PATH}/fleet",
     "sign-in": f"{PATH}/sign-in",
 }
+
+
+PICTURED = ("find", "conversation", "graph", "turn", "difference", "fleet", "questions", "stuck", "asking")
 
 
 def fill(store: StateStore) -> None:
@@ -83,6 +91,43 @@ def fill(store: StateStore) -> None:
             go_on(3.2)
         go_on(0.2)
         slow.append({"role": "assistant", "content": "There are two hotels that fit."})
+
+
+def go_on_alone(store: StateStore) -> None:
+    """Let some sessions ask people, others fail in their handlers, and one have wakes."""
+    for id, user, question, data, expires in (
+        ("trip-to-lofoten", "ada", "The cabin at Reine costs 900 for three nights. Shall I book it?",
+         {"price": 900, "nights": 3, "choices": ["Book it", "Look for a cheaper one", "No"]}, 86_400),
+        ("invoice-4711", "grace", "This invoice has no order number. Which order does it belong to?", None, None),
+    ):  # fmt: skip
+        with store.session(id, user=user).turn() as turn:
+            turn.append({"role": "assistant", "content": question})
+            turn.ask(question, name="booking" if data else "", data=data, expires=expires)
+    lofoten = store.session("trip-to-lofoten")
+    lofoten.wake("Has the weather changed?", every=86_400, name="weather", handler="travel")
+    with running(store, "invoices", max_attempts=1):
+        for number, user in ((4712, "grace"), (4713, "ada")):
+            session = store.session(f"invoice-{number}", user=user)
+            session.post({"role": "user", "content": "Please pay this."}, handler="invoices")
+        wait_until(lambda: len(store.sessions(stuck=True, fresh=True)) == 2, "two stuck sessions")
+
+
+@contextmanager
+def running(store: StateStore, handler: str, **options: Any) -> Iterator[None]:
+    """A worker whose handler fails, until the block ends."""
+
+    def fail(turn: Any) -> None:
+        turn.take()
+        raise ConnectionError("the ledger does not answer")
+
+    store.handler(handler, fail)
+    working = threading.Thread(target=partial(store.work, **options))
+    working.start()
+    try:
+        yield
+    finally:
+        store.stop_working()
+        working.join(60)
 
 
 class Held:
@@ -160,6 +205,7 @@ def opened(servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[O
         StateStore.open(url, archiver=False, **place) as store,
     ):
         fill(store)
+        go_on_alone(store)
         store.admin.archive()
         yield Opened(http, store, tickets, partial(StateStore.open, url, archiver=False, **place))
 
@@ -187,7 +233,7 @@ def test_each_page_is_usable_by_everybody_and_loads_nothing_from_others(
     found = Axe().run(watched.page)
     assert found.violations_count == 0, found.generate_report()
     assert watched.wrong == []
-    if scheme == "light" and name in ("find", "conversation", "graph", "turn", "difference", "fleet"):
+    if scheme == "light" and name in PICTURED:
         picture(watched.page, f"inspector-{name}")
     watched.page.context.close()
 
@@ -589,5 +635,93 @@ def test_the_fleet_is_seen_as_it_changes_and_what_was_unfolded_stays(browser: Br
         arg=",".join(before),
     )
     expect(page.locator("#all")).to_have_attribute("open", "")
+    assert watched.wrong == []
+    page.context.close()
+
+
+def test_a_question_is_answered_by_clicking_and_what_is_half_written_stays(browser: Browser, opened: Opened) -> None:
+    """The list is read again every five seconds."""
+    with opened.store.session("trip-with-a-question", user="ada").turn() as turn:
+        turn.ask("By train?", data=["yes", "no"])
+    watched = opened_page(browser, opened)
+    page = watched.page
+    page.goto(f"{opened.url}{PATH}/questions")
+    asked = page.locator("#questions li").filter(has_text="trip-with-a-question")
+    text = asked.get_by_label("Another answer")
+    text.press_sequentially("by ")
+    with opened.store.session("trip-with-another", user="ada").turn() as turn:
+        turn.ask("By boat?")
+    other = page.locator("#questions li").filter(has_text="trip-with-another")
+    expect(other).to_contain_text("By boat?", timeout=15_000)  # by itself
+    page.keyboard.type("train")  # it still has the focus
+    expect(text).to_have_value("by train")
+    opened.store.session("trip-with-another").answer("yes")
+    expect(other).to_have_count(0, timeout=15_000)
+    expect(text).to_have_value("by train")
+    asked.get_by_role("button", name="yes").click()
+    expect(page.get_by_role("heading", name="Questions", exact=True)).to_be_visible()
+    expect(asked).to_have_count(0)
+    session = opened.store.session("trip-with-a-question")
+    assert [each.message.content for each in session.inbox()] == ["yes"]
+    assert watched.wrong == []
+    page.context.close()
+
+
+def test_a_second_answer_is_refused_in_words(browser: Browser, opened: Opened) -> None:
+    with opened.store.session("trip-answered-twice").turn() as turn:
+        turn.ask("By train?")
+    watched = opened_page(browser, opened)
+    page = watched.page
+    page.goto(f"{opened.url}{PATH}/conversations/trip-answered-twice")
+    page.get_by_label("Answer").fill("no")
+    opened.store.session("trip-answered-twice").answer("yes")
+    page.get_by_role("button", name="Send").click()
+    expect(page.get_by_role("heading", name="Nothing was changed")).to_be_visible()
+    expect(page.get_by_role("alert")).to_contain_text("Somebody has answered this question already")
+    page.context.close()
+
+
+def test_a_stuck_conversation_is_retried_by_keyboard(browser: Browser, opened: Opened) -> None:
+    """The list is made anew every five seconds: what has the focus keeps it."""
+    with running(opened.store, "hangs", max_attempts=1):
+        for each in ("first", "second"):
+            opened.store.session(f"stuck-{each}").post({"role": "user", "content": "hi"}, handler="hangs")
+        wait_until(lambda: len(opened.store.sessions(stuck=True, fresh=True)) == 4, "two more")
+    watched, reading = (opened_page(browser, opened, token=each) for each in (KEY, opened.reader()))
+    page = watched.page
+    for each in (page, reading.page):
+        each.goto(f"{opened.url}{PATH}/stuck")
+        expect(each.locator("#stuck tbody tr").filter(has_text="stuck-second")).to_contain_text("ConnectionError")
+    expect(reading.page.locator("#stuck").get_by_role("button")).to_have_count(0)
+    page.get_by_role("button", name="Retry stuck-second").focus()
+    with page.expect_response(lambda found: "/stuck" in found.url, timeout=15_000):
+        pass
+    page.wait_for_function("document.activeElement.textContent.includes('Retry stuck-second')")
+    page.keyboard.press("Enter")
+    expect(page.locator("#stuck tbody tr").filter(has_text="stuck-second")).to_have_count(0)
+    expect(page.locator("#stuck tbody tr").filter(has_text="stuck-first")).to_have_count(1)
+    expect(reading.page.locator("#stuck tbody tr").filter(has_text="stuck-second")).to_have_count(0, timeout=15_000)
+    assert watched.wrong == []
+    for each in (page, reading.page):
+        each.context.close()
+
+
+def test_the_schedule_is_seen_as_it_changes(browser: Browser, opened: Opened) -> None:
+    session = opened.store.session("trip-that-wakes")
+    session.create({})
+    watched = opened_page(browser, opened)
+    page = watched.page
+    page.goto(f"{opened.url}{PATH}/conversations/trip-that-wakes")
+    expect(page.locator("#turn")).to_have_text("No turn runs")
+    expect(page.locator("#plan")).to_have_text("")
+    with session.turn() as turn:
+        turn.wake("Ask again", after=10_800, name="<b>again</b>")
+        turn.ask("By train?")
+    plan = page.locator("#plan")
+    expect(plan).to_contain_text("<b>again</b>")
+    expect(plan).to_contain_text("in 3 h")
+    expect(plan).to_contain_text("By train?")
+    session.answer("yes")
+    expect(plan).not_to_contain_text("By train?")
     assert watched.wrong == []
     page.context.close()

@@ -31,7 +31,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distributed_state.errors import InvalidValue
-from distributed_state.programs.inspector import conversation
+from distributed_state.programs.inspector import conversation, schedules
 from distributed_state.programs.inspector.pages import (
     HEADERS,
     HELD,
@@ -338,8 +338,13 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", _ONE + "/graph", conversation.graph),
     ("GET", _ONE + "/inbox", conversation.inbox),
     ("POST", _ONE + "/stop", conversation.stop),
+    ("GET", _ONE + "/schedule", schedules.one),
+    ("POST", _ONE + "/answer", schedules.answer),
+    ("POST", _ONE + "/retry", schedules.retry),
     ("GET", _ONE + "/{what:change}", conversation.ask),
     ("POST", _ONE + "/{what:change}", conversation.do),
+    ("GET", "/questions", schedules.questions),
+    ("GET", "/stuck", schedules.stuck),
     ("GET", "/live", live),
     ("GET", _LEASE, ask_about_lease),
     ("POST", _LEASE, steer_lease),

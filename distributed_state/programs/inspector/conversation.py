@@ -16,6 +16,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from distributed_state.programs.inspector import schedules
 from distributed_state.programs.inspector.pages import (
     HEADERS,
     Api,
@@ -53,10 +54,10 @@ async def read(request: Request, api: Api) -> Response:
     place, version, top = _place(request), _number(request, "version"), _number(request, "top")
     seen = {"version": version, "before": _number(request, "before"), "limit": _MESSAGES}
     below = {"before": None if top is None else top + 1, "limit": _VERSIONS}
-    state, waiting, caller, versions, checkpoints, branches = await asyncio.gather(
+    state, waiting, plan, versions, checkpoints, branches = await asyncio.gather(
         api.get(request, f"{place}/overview", seen),
         _waiting(request, api, place),
-        api.get(request, "/v1/caller"),
+        schedules.plan_of(request, api),
         _optional(api.get(request, f"{place}/timeline", below)),
         _optional(api.get(request, f"{place}/checkpoints", {"order": "desc", "limit": _MARKS})),
         _optional(api.get(request, f"{place}/branches")),
@@ -72,7 +73,7 @@ async def read(request: Request, api: Api) -> Response:
         history=[each | {"what": _what(each)} for each in rows], below=_below(rows), checkpoints=named, branches=apart,
         drawn=line_of(now["newest"], named, apart, now["version"]),
         spent=spent(await _times(request, api, place, now["version"], rows)),
-        waiting=waiting, may_stop="write" in caller.json["rights"],
+        waiting=waiting, plan=plan,
     )  # fmt: skip
 
 

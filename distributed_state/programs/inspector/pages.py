@@ -266,6 +266,12 @@ def since(seconds: float) -> str:
     return age(time.time() - seconds)
 
 
+def ahead(seconds: float) -> str:
+    """How far a time in seconds since 1970 is ahead, as "in 3 min"; "now" if it is not; only for display."""
+    left = seconds - time.time()
+    return f"in {age(left)}" if left > 0 else "now"
+
+
 def size(count: int) -> str:
     """A number of bytes in one unit, as "3.0 MiB"."""
     for unit, bytes_ in ("MiB", 2**20), ("KiB", 2**10):
@@ -275,8 +281,8 @@ def size(count: int) -> str:
 
 
 _templates.filters |= {
-    "size": size, "moment": moment, "age": age, "since": since, "took": took,
-    "page": conversation_page, "urlencode": quoted_query,
+    "size": size, "moment": moment, "age": age, "since": since, "ahead": ahead, "took": took,
+    "page": conversation_page, "digest": digest, "urlencode": quoted_query,
 }  # fmt: skip
 
 

@@ -40,9 +40,9 @@ class Node:
     more: str = ""
 
 
-def trees(values: dict[str, Any], encoded: dict[str, str] | None = None) -> list[Node]:
+def trees(values: dict[str, Any], encoded: dict[str, str] | None = None, budget: Budget | None = None) -> list[Node]:
     """Fields as trees; bytes fields come in base64, in `encoded`."""
-    budget = Budget()
+    budget = budget or Budget()
     found = list[Node]()
     for name, value in sorted(values.items()):
         if budget.left <= 0:

@@ -217,6 +217,7 @@ function showTurn(now) {
 
   function changed() {
     htmx.trigger("#inbox", "changed");
+    htmx.trigger("#plan", "changed"); // read a little later: a worker notes a failure after the turn
   }
 
   const source = follow(`${now.dataset.place}/output`, state, () => {
@@ -227,7 +228,10 @@ function showTurn(now) {
     source.addEventListener(name, (event) => output.take(event));
   }
   source.addEventListener("turn.started", (event) => runs(JSON.parse(event.data).token));
-  source.addEventListener("turn.ended", () => runs(0));
+  source.addEventListener("turn.ended", () => {
+    runs(0);
+    changed();
+  });
   for (const name of ["inbox.posted", "inbox.taken", "resync"]) {
     source.addEventListener(name, changed);
   }
