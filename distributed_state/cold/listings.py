@@ -25,7 +25,7 @@ from sqlalchemy import ColumnElement, Select, and_, func, literal, or_, select, 
 from distributed_state.cold import aside, epochs, record_history, record_index
 from distributed_state.cold.engine import Sql
 from distributed_state.cold.record_index import LARGEST, Head, Parsed, parse
-from distributed_state.cold.tables import events, items, layers, records, shares, tags
+from distributed_state.cold.tables import cursors, events, items, layers, records, shares, tags
 from distributed_state.cold.values import Batch, DueRow, Listed, Mortal, Sought, Wanted
 from distributed_state.errors import CorruptState, InvalidValue
 from distributed_state.values.journal import Happened, unpack
@@ -33,6 +33,7 @@ from distributed_state.values.model import PARENT, SCOPES
 from distributed_state.values.schedule import STUCK
 
 _UNNUMBERED = 2**62  # places from here on are of records without a number
+_FEW = 1000  # stuck records that a listing reads whole
 _MORE = 1000  # extra rows of SQL read with a page, as the journals may have changed their records
 _SET_BACK_MS = 600_000
 _JOINED = 8  # tags, by a join each; SQLite joins at most 64 tables
@@ -88,6 +89,8 @@ def listing(sql: Sql, wanted: Wanted, unarchived: Sequence[Parsed] = ()) -> list
 
 
 def _page(sql: Sql, wanted: Wanted, after: Place | None, limit: int) -> list[Head]:
+    if wanted.stuck and not wanted.tags and count_stuck(sql) <= _FEW:
+        return _few_stuck(sql, wanted, after)[:limit]
     if wanted.by_id:
         return [*sql.execute(_by_id(sql, wanted, after).limit(limit)).mappings()]
     found: list[Head] = []
@@ -356,9 +359,22 @@ def due(sql: Sql, partition: int, handler: str, *, after: DueRow | None, limit: 
 
 def count_stuck(sql: Sql) -> int:
     """How many sessions are stuck: their handler failed too often to be called again."""
-    r = records.c
-    query = select(func.count()).where(r.namespace == sql.namespace, r.due >= STUCK, r.due < STUCK + "~")
-    return int(sql.execute(query.where(r.deleted.is_(False))).scalar_one())
+    query = select(func.count()).where(*_stuck(sql), records.c.deleted.is_(False))
+    return int(sql.execute(query).scalar_one())
+
+
+def _few_stuck(sql: Sql, wanted: Wanted, after: Place | None) -> list[Head]:
+    """The stuck records of a listing without tags. Its walk would read all records, because few are stuck, or none."""
+    rows = sql.execute(select(records).where(*_stuck(sql))).mappings()
+    found = [row for row in rows if _fits(row, _Late(), wanted)]
+    return _ordered((row for row in found if after is None or _behind(_at(row, wanted), after)), wanted)
+
+
+def _stuck(sql: Sql) -> list[ColumnElement[bool]]:
+    r, c = records.c, cursors.c
+    # The index has the partition before the due time, so this is one seek for each partition.
+    known = select(c.partition).where(c.namespace == sql.namespace).distinct()
+    return [r.namespace == sql.namespace, r.partition.in_(known), r.due >= STUCK, r.due < STUCK + "~"]
 
 
 # Events

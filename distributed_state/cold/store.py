@@ -218,6 +218,7 @@ class ColdStore(Part):
     count_items = reads(listings.count_items)
     mortal = reads(listings.mortal)
     due = reads(listings.due)
+    count_stuck = reads(listings.count_stuck)
     forked = reads(listings.forked)
     owned = reads(listings.owned)
     audit = reads(listings.audit)

@@ -6,20 +6,23 @@ import asyncio
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from below import own_server, redis_of, tiers
 from counting import round_trips
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 
 from distributed_state import InvalidValue, UnknownOperation
 from distributed_state.cold import listings
 from distributed_state.cold.store import ColdStore
+from distributed_state.cold.tables import records
 from distributed_state.cold.values import Wanted
 from distributed_state.store import maintenance
 from distributed_state.tiers import fresh_listings as journals
 from distributed_state.values.model import PHASE
+from distributed_state.values.schedule import Schedule
 from distributed_state.values.search import tag_field, tag_text
 from tests.journals import Journal, put, statements
 
@@ -280,6 +283,59 @@ def test_by_like_it_would_be_none(cold: ColdStore, journal: Journal) -> None:
         )
         said = "\n".join(" ".join(map(str, row)) for row in rows)
     assert re.search(r"Sort|TEMP B-TREE", said)
+
+
+STUCK_PAGES = [
+    (Wanted("session", 3, stuck=True), 10),
+    (Wanted("session", 3, stuck=True, prefix="a1"), 2),
+    (Wanted("session", 3, stuck=True, phase="p1"), 5),
+    (Wanted("session", 3, stuck=True, changed_from_ms=0, changed_to_ms=10**12), 10),
+    (Wanted("task", 3, stuck=True), 0),
+]
+
+
+def stuck_and_others(journal: Journal, many: int) -> None:
+    for number in range(many):
+        schedule = Schedule("a", None, 8, None, True) if number % 10 == 1 else Schedule("a", 4 * 10**12 + number)
+        journal.commit(f"session:a{number}", put("#bh", schedule.stored.decode()), (b"s", PHASE, b"p%d" % (number % 4)))
+    journal.flush()
+
+
+@pytest.mark.parametrize(("wanted", "count"), STUCK_PAGES)
+def test_pages_of_stuck_sessions_are_the_same_however_many_there_are(
+    cold: ColdStore, journal: Journal, wanted: Wanted, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pages() -> list[list[str]]:
+        found, after = [], wanted.after
+        while page := cold.listing(replace(wanted, after=after)):
+            found.append([row.record for row in page])
+            after = page[-1].cursor
+        return found
+
+    stuck_and_others(journal, 100)
+    few = pages()
+    monkeypatch.setattr(listings, "_FEW", -1)
+    assert few == pages()
+    assert sum(map(len, few)) == count
+
+
+def test_stuck_sessions_are_found_among_many_that_are_due_later(
+    archive_url: str, opened: Callable[..., ColdStore]
+) -> None:
+    """A worker counts them every few seconds, and a page of the inspector lists them."""
+    cold = opened(archive_url, snapshot_every=10)
+    stuck_and_others(Journal(cold), 3000)
+    with cold.database.write() as connection:
+        connection.execute(text("ANALYZE"))
+    with cold.database.read(cold.namespace) as sql:
+        for wanted in (select(records), select(func.count())):
+            query = wanted.where(*listings._stuck(sql), records.c.deleted.is_(False))
+            explain = "EXPLAIN " if sql.postgresql else "EXPLAIN QUERY PLAN "
+            compiled = query.compile(sql.connection, compile_kwargs={"literal_binds": True})
+            rows = sql.execute(text(explain + str(compiled).replace(":", "\\:")))
+            said = "\n".join(" ".join(map(str, row)) for row in rows)
+            assert re.search(r"partition = cursors\.partition\)? AND \(?due|partition=\? AND due>", said), said
+    assert cold.count_stuck() == 300
 
 
 def test_a_page_costs_few_statements_however_much_is_unarchived(cold: ColdStore, journal: Journal) -> None:
