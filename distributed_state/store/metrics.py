@@ -180,6 +180,11 @@ FIGURES = (
     Figure("sessions_served", "counter", "Turns of handlers that were committed", lambda t: t.work.served),
     Figure("handler_failures", "counter", "Turns of handlers that failed", lambda t: t.work.failed),
     Figure(
+        "stuck_sessions", "gauge",
+        "Sessions whose handler failed so often that no worker calls it again, according to SQL",
+        _of_sql(lambda seen: float(seen.stuck)),
+    ),
+    Figure(
         "link_up", "gauge", "Whether the subscription to Redis works: 1 or 0; absent until it is needed", _link_up,
     ),
     Figure(

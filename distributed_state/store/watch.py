@@ -161,14 +161,15 @@ def carried_on(now: Journals, before: Journals, seconds: float, mine: Collection
 
 @dataclass(frozen=True, slots=True)
 class SqlSeen:
-    """The used share of SQL's connection limit (None without a limit), and the recently restarted partitions."""
+    """The used share of SQL's connection limit (None: no limit), recently restarted partitions, and stuck sessions."""
 
     connections: float | None
     minted: int
+    stuck: int
 
 
 class SqlWatch(Watch[SqlSeen]):
-    """Watches figures that only SQL has: its connections, and the epochs that all replicas minted recently."""
+    """Watches figures that only SQL has: its connections, and what concerns all replicas."""
 
     def __init__(self, tiers: Tiers) -> None:
         super().__init__(tiers, _sql, _SQL_EVERY)
@@ -204,4 +205,5 @@ async def _sql(tiers: Tiers) -> SqlSeen:
     facts = await tiers.port.sql(tiers.cold.connections)
     embedded = tiers.settings.url is None  # an embedded server starts empty each time
     minted = 0 if embedded else (await tiers.port.sql(tiers.cold.minted_since, RECENT)).partitions
-    return SqlSeen(None if facts is None else facts[0] / facts[1], minted)
+    stuck = await tiers.port.sql(tiers.cold.count_stuck)
+    return SqlSeen(None if facts is None else facts[0] / facts[1], minted, stuck)

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 from below import evict, keys_of, redis_of, said, tiers, until
+from scraping import Scrape
 from sync_api import core
 
 from distributed_state import Backpressure, Conflict, Fenced, InvalidValue, LockTimeout, NotFound, Stopped
 from distributed_state.results import StopResult
-from distributed_state.store import work
+from distributed_state.store import watch, work
 from distributed_state.values.model import SCHEDULE
 from distributed_state.values.schedule import Schedule
 
@@ -219,6 +220,22 @@ async def test_a_handler_that_fails_is_tried_again_until_the_session_is_stuck(
     with pytest.raises(NotFound, match="no handler"):
         await store.session("none").retry()
     assert "ZeroDivisionError" in caplog.text
+
+
+async def test_stuck_sessions_are_counted_by_a_scrape(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_SQL_EVERY", 0.05)
+
+    def fail(turn: Any) -> None:
+        raise ZeroDivisionError
+
+    store = await opener(archive_every=0.01)
+    scrape = Scrape(store)
+    await until(lambda: scrape("stuck_sessions") == 0)
+    async with working(store, {"a": fail}, max_attempts=1):
+        await store.session("s").post(said("1"), handler="a")
+        await until(lambda: scrape("stuck_sessions") == 1)
+    assert await store.session("s").retry() is True
+    await until(lambda: scrape("stuck_sessions") == 0)
 
 
 async def test_a_handler_that_takes_nothing_counts_as_failed(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
