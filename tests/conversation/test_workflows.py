@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from below import keys_of, own_server, tiers, until
 from counting import round_trips
+from three_steps import STEPS, plan, work
 
 from distributed_state import (
     AgentState,
@@ -34,27 +35,6 @@ def tick(state: Any, user_state: Any) -> int:
     return int(state["ticks"])
 
 
-def plan(state: AgentState, turn: Any) -> AgentState:
-    """Three steps, whatever was asked."""
-    return state.with_memory(state.memory.plan("a", "b", "c")).to_executing()
-
-
-def work(state: AgentState, turn: Any) -> AgentState:
-    """One of them."""
-    pending = state.memory.pending_steps()
-    if not pending:
-        return state.to_reflecting()
-    call = ToolCall(tool_name="look", arguments={"at": pending[0]}, result=turn.request_id)
-    state = state.record_observation(f"I look at {pending[0]}", call)
-    return state.with_memory(state.memory.complete(pending[0]))
-
-
-def reflect(state: AgentState, turn: Any) -> AgentState:
-    """The answer."""
-    return state.to_done(f"saw {len(state.memory.tool_calls)}")
-
-
-STEPS = {"planning": plan, "executing": work, "reflecting": reflect}
 AGENT = Workflow(STEPS)
 
 

@@ -5,34 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from below import evict, keys_of, redis_of, said, tiers, until
 from scraping import Scrape
 from sync_api import core
+from working import answers, due_set, quick, schedule, working
 
 from distributed_state import Backpressure, Conflict, Fenced, InvalidValue, LockTimeout, NotFound, Stopped
 from distributed_state.results import StopResult
 from distributed_state.store import watch, work
-from distributed_state.values.model import SCHEDULE
 from distributed_state.values.schedule import Schedule
-
-
-@asynccontextmanager
-async def working(store: Any, handlers: dict[str, Callable[[Any], Any]], **options: Any) -> AsyncIterator[None]:
-    """A worker with these coroutine functions as handlers, until the block ends."""
-    for name, serves in handlers.items():
-        store.handler(name, serves)
-    running = asyncio.ensure_future(store.work(**options))
-    try:
-        await until(lambda: running.done() or core(store)._handlers.working is not None)
-        yield
-    finally:
-        store.stop_working()
-        await running
 
 
 def answering(seen: list[Any]) -> Callable[[Any], Any]:
@@ -44,21 +29,6 @@ def answering(seen: list[Any]) -> Callable[[Any], Any]:
             turn.append(each.message, {"role": "assistant", "content": f"to {each.message.content}"})
 
     return answer
-
-
-def answers(of: Any) -> list[Any]:
-    return [each.content for each in of if each.role == "assistant"]
-
-
-def schedule(store: Any, id: str) -> Schedule | None:
-    with redis_of(store) as redis:
-        stored = redis.hget(keys_of(store, id).record, SCHEDULE)
-    return None if stored is None else Schedule.read(stored)
-
-
-def due_set(store: Any, id: str, handler: str = "a") -> dict[bytes, float]:
-    with redis_of(store) as redis:
-        return dict(redis.zrange(keys_of(store, id).due_of(handler), 0, -1, withscores=True))
 
 
 async def test_what_is_posted_is_answered_by_the_handler(store: Any) -> None:
@@ -171,13 +141,6 @@ async def test_a_rollback_keeps_wakes_and_a_deletion_ends_them(store: Any) -> No
             redis.zadd(keys_of(store, "s").due_of("a"), {keys_of(store, "s").text: 1})
         await until(lambda: due_set(store, "s") == {})
     assert seen == []
-
-
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let failed turns be tried again soon."""
-    monkeypatch.setattr(
-        work.Plan, "retry_ms", lambda self, failed: None if failed >= self.max_attempts else 50 * failed
-    )
 
 
 async def test_a_handler_that_fails_is_tried_again_until_the_session_is_stuck(
@@ -741,8 +704,8 @@ async def test_metadata_of_other_messages_closes_no_question(store: Any) -> None
     session = store.session("s")
     async with session.turn() as turn:
         turn.ask("Well?", name="q")
-    for answers in (["q"], {"q": 1}, "q", 1):
-        await session.post({"role": "user", "content": "x", "metadata": {"answers": answers}})
+    for named in (["q"], {"q": 1}, "q", 1):
+        await session.post({"role": "user", "content": "x", "metadata": {"answers": named}})
     async with session.turn() as turn:
         assert len(turn.take()) == 4
     assert [each.name for each in await store.asks(fresh=True)] == ["q"]
