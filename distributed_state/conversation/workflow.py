@@ -26,7 +26,7 @@ from distributed_state.values.model import PHASE, log_fields
 log = logging.getLogger(__name__)
 Step = Callable[[Any, Any], Any]
 _NEXT = "workflow.next"
-_FIRST = "workflow.first"
+_FIRST = "workflow.first"  # the number of the first step after the last input
 _INPUT = "workflow.input"  # the input that the task of a dataclass began with
 
 
@@ -37,7 +37,7 @@ class Workflow:
     A step takes the AgentState and its turn, and returns the next state. Changes by tools through `turn.call`, and the
     step's own changes of the turn's fields, are committed with it. `turn.request_id` names the step, and is the same
     when the step is repeated after a crash: pass it to external side effects, which may happen again. A task that takes
-    more than `max_steps` ends in phase "error"; a step longer than `step_timeout` seconds raises Fenced, and may be run
+    more than `max_steps` after its last input ends in phase "error"; a step longer than `step_timeout` seconds raises Fenced, and may be run
     again. `state` is the class of the states: AgentState, your subclass with fields of its own, or a dataclass with
     a field `phase`, a class method `from_user_input(text)`, and a method `to_error(message)`.
     """
@@ -136,8 +136,7 @@ async def _begin(session: Any, kind: type[Any], text: str | None, request_id: st
             about = session.ref.text
             log.info("%s: continues in phase %s", about[:200], _phase(state), extra=log_fields(about))
             return state
-        if state is None or _phase(state) in DEFAULT.final:
-            turn[_FIRST] = turn.get(_NEXT, 0)
+        turn[_FIRST] = turn.get(_NEXT, 0)
         await turn.save_state(following)
     assert turn.state is not None
     return turn.state

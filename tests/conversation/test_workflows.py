@@ -170,6 +170,17 @@ async def test_a_task_has_a_limit_of_steps(store: Any) -> None:
     assert state.final_answer == "saw 3", "the steps of the failed task do not count"
 
 
+async def test_the_steps_after_each_input_count_by_themselves(store: Any) -> None:
+    """A conversation that never ends is not a task that takes too many steps."""
+
+    def talk(state: AgentState, turn: Any) -> AgentState:
+        return state.with_messages({"role": "assistant", "content": "And?"}).to_waiting()
+
+    agent = Workflow({"planning": talk, "executing": talk}, max_steps=2)
+    for number in range(5):
+        assert (await store.run(agent, str(number), session_id="s")).phase == "waiting_feedback"
+
+
 async def test_a_step_that_never_ends_is_given_up(store: Any) -> None:
     async def endless(turn: Any) -> None:
         await until(lambda: turn.lost, 20)
