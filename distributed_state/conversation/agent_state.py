@@ -366,6 +366,7 @@ _MEMORY = ("goal", "plan_steps", "completed_steps")
 _STATE = ("iteration", "final_answer", "error_message", "created_at", "updated_at")
 _NOTE = "agent.note."
 _CALL = "agent.tool_call."
+ERROR_MESSAGE = "agent.error_message"
 _MARK = b"agent.created_at"  # a record without this field holds no state
 _GO_ON = "go on from load_state(), or from the result of each save: state = session.save_state(state), in asyncio await"
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distributed_state.conversation import request_log
-from distributed_state.errors import CorruptState, InvalidValue, NotFound
+from distributed_state.errors import CorruptState, InvalidValue
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.records import history
 from distributed_state.records.access import MESSAGES
@@ -200,20 +200,12 @@ async def cancel_wake(context: RecordContext, name: str) -> bool:
         before = number  # a turn may have set it again meanwhile, under another number
 
 
-async def retry(context: RecordContext) -> bool:
-    """Let a worker try again now: see `session.retry`."""
-    context.allow("write", MESSAGES)
-    entry = await read_path.read(context.tiers, context.keys, fresh=True)
-    schedule = schedule_of(entry)
-    if schedule is None:
-        raise NotFound(f"{context.text[:200]}: it has no handler")
-    if not schedule.failed:
-        return False
+async def forget_failures(context: RecordContext, handler: str) -> None:
+    """Let a worker call the session's handler again now."""
     changes = context.changes()
     changes.reserved(FAILURE, None)
-    draft = changes.draft("schedule")
-    await write_path.commit(context.tiers, context.keys, context.sign(draft.scheduled(schedule.handler, b"r")))
-    return True
+    draft = changes.draft("schedule").scheduled(handler, b"r")
+    await write_path.commit(context.tiers, context.keys, context.sign(draft))
 
 
 def schedule_of(entry: CachedRecord) -> Schedule | None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 
 from pydantic import ValidationError
 
-from distributed_state.conversation import agent_state, asks, inbox, output, replacing, window
+from distributed_state.conversation import agent_state, asks, inbox, output, replacing, window, workflow
 from distributed_state.conversation.agent_state import AgentState, ToolCall
 from distributed_state.conversation.output import AsyncOutput
 from distributed_state.conversation.phases import DEFAULT, StateMachine, transition
@@ -542,11 +542,14 @@ class AsyncSession(AsyncRecord):
         return await asks.answer(self._context, name, value, id, durability)
 
     async def retry(self) -> bool:
-        """Let a worker try again now after its handler failed; False if the last turn did not fail.
+        """Let a session go on that failed or was stopped; False if it did not.
 
-        Raises NotFound if the session has no handler.
+        After the session's handler failed, a worker calls it again now. A workflow that ended in phase "error" goes on
+        in the phase that failed, with `max_steps` further steps: a worker does the next one, or without a handler the
+        next `store.run(workflow, session_id=...)`. A worker also continues a workflow whose turn was stopped. Raises
+        NotFound if the session has neither a handler nor a workflow.
         """
-        return await inbox.retry(self._context)
+        return await workflow.retry(self._context)
 
     async def stop(
         self,

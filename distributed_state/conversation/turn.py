@@ -256,7 +256,7 @@ class AsyncTurn(Transaction):
         `store.asks()` lists open questions, and `session.answer("yes", "booking")` posts the answer: an input, whose
         `message.metadata["answers"]` is the question's name. The turn that takes it closes the question, and moves to
         another phase itself. After `expires` seconds without an answer a wake arrives instead, named "ask booking".
-        `question` and `data` have at most 16 KiB together.
+        `question` and `data` have at most 16 KiB together. A step of a workflow that asks returns `state.to_waiting()`.
         """
         field = asks.field_of(name)
         self[field] = asks.opened(question, data, self._tiers.clock.now(), expires)
@@ -613,6 +613,11 @@ class HandledTurn(AsyncTurn):
     def taken(self) -> tuple[Input, ...]:
         """The inputs that the handler has taken."""
         return self._taken
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the turn has taken longer than its limit."""
+        return self._tiers.port.monotonic() >= self._lease.ends
 
     def settle(self, mode: bytes, *, forgets: bool) -> None:
         """Let the commit set when the session is due next, as in schedule.lua; `forgets` the last failure."""

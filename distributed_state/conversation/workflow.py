@@ -3,31 +3,47 @@
 A step is a turn: it loads the agent's state, decides what comes next, and commits the new state. A worker that dies
 loses its current step; the next worker that runs the session begins that step again.
 
-Design: section 13.
+As the handler of a session (`serve`), a workflow needs no caller: the commit of a step sets a wake that is due at once,
+until the task has ended or waits.
+
+Design: sections 13, 31.
 """
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import Any
 
-from distributed_state.conversation import dataclass_state
-from distributed_state.conversation.agent_state import AgentState, checked_kind, saved_of
+from distributed_state.conversation import asks, dataclass_state, inbox
+from distributed_state.conversation.agent_state import ERROR_MESSAGE, AgentState, checked_kind, saved_of
 from distributed_state.conversation.phases import DEFAULT
 from distributed_state.conversation.turn import AsyncTurn
 from distributed_state.errors import InvalidValue, NotFound
+from distributed_state.formats import text_of
 from distributed_state.hot.cached_record import CachedRecord
-from distributed_state.values.model import PHASE, log_fields
+from distributed_state.records.access import MESSAGES
+from distributed_state.records.context import RecordContext
+from distributed_state.results import Input
+from distributed_state.tiers import commit as write_path
+from distributed_state.tiers import read as read_path
+from distributed_state.values.model import PHASE, Message, log_fields
 
 log = logging.getLogger(__name__)
 Step = Callable[[Any, Any], Any]
-_NEXT = "workflow.next"
+Call = Callable[[Step, Any], Awaitable[Any]]
+"""Calls a step with a state, and returns what the step returns."""
+
+SLOT = "workflow step"
+"""The slot of the turns that are steps, and the name of the wake that lets a worker do the next one."""
+
+_NEXT = "workflow.next"  # the number of the next step
 _FIRST = "workflow.first"  # the number of the first step after the last input
 _INPUT = "workflow.input"  # the input that the task of a dataclass began with
+_FAILED = "workflow.failed"  # the phase of the step that ended the task in phase "error"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +53,10 @@ class Workflow:
     A step takes the AgentState and its turn, and returns the next state. Changes by tools through `turn.call`, and the
     step's own changes of the turn's fields, are committed with it. `turn.request_id` names the step, and is the same
     when the step is repeated after a crash: pass it to external side effects, which may happen again. A task that takes
-    more than `max_steps` after its last input ends in phase "error"; a step longer than `step_timeout` seconds raises Fenced, and may be run
-    again. `state` is the class of the states: AgentState, your subclass with fields of its own, or a dataclass with
-    a field `phase`, a class method `from_user_input(text)`, and a method `to_error(message)`.
+    more than `max_steps` steps after its last input ends in phase "error", and `session.retry()` lets it go on; a step
+    longer than `step_timeout` seconds raises Fenced, and may be run again. `state` is the class of the states:
+    AgentState, your subclass with fields of its own, or a dataclass with a field `phase`, a class method
+    `from_user_input(text)`, and a method `to_error(message)`.
     """
 
     steps: Mapping[str, Step]
@@ -95,7 +112,7 @@ async def run(
         raise InvalidValue(f"the user's input is a str or None, not {text!r:.80}")
     state = await _begin(session, workflow.state, text, request_id, lease)
     while _unfinished(state, workflow):
-        turn: AsyncTurn = session.turn(limit=workflow.step_timeout, slot="workflow step", **lease)
+        turn: AsyncTurn = session.turn(limit=workflow.step_timeout, slot=SLOT, **lease)
         turn.serve(request_id)
         async with turn:
             # Another worker that runs this session may have done the step meanwhile.
@@ -103,21 +120,75 @@ async def run(
             if saved is None or (saved.epoch, saved.version) != (turn.epoch, turn.version):
                 state = await _loaded(turn, workflow.state)
             if _unfinished(state, workflow):
-                await _step(workflow, state, turn, session.ref.id, dressed)
+                following = await _step(workflow, state, turn, session.ref.id, _call_of(turn, dressed))
+                await turn.save_state(following)
         turn.end_if_stopped()
         state = turn.state or state
     return state
 
 
+def _call_of(turn: AsyncTurn, dressed: Callable[[Any], Any]) -> Call:
+    async def call(step: Step, state: Any) -> Any:
+        if inspect.iscoroutinefunction(step) and not turn.suspends:
+            raise InvalidValue(f"the step of phase {_phase(state)!r} is a coroutine function, for asyncio only")
+        following = step(state, dressed(turn))
+        return await following if inspect.isawaitable(following) else following
+
+    return call
+
+
+async def serve(workflow: Workflow, turn: AsyncTurn, session_id: str, call: Call) -> None:
+    """Give the inputs that wait to the session's task, and do its next step, in one turn of a worker.
+
+    While the task has steps to do, the commit sets a wake that is due at once.
+    """
+    state = await turn.load_state(workflow.state)
+    inputs = [each for each in turn.inbox if each.wake != SLOT]
+    if dataclass_state.is_one(workflow.state):
+        # It takes no further input: those that came meanwhile wait for the end of the task.
+        inputs = [] if state is not None and _under_way(state, workflow) else inputs[:1]
+    numbers = [each.number for each in turn.inbox if each.wake == SLOT or each in inputs]
+    if numbers:
+        turn.take(*numbers)
+    for each in inputs:
+        state = await _given(turn, state, workflow.state, session_id, _message_of(each))
+    if inputs:
+        turn[_FIRST] = turn.get(_NEXT, 0)
+    if state is None:
+        return
+    if _unfinished(state, workflow):
+        state = await _step(workflow, state, turn, session_id, call)
+    elif not inputs:
+        return
+    await turn.save_state(state)
+    if _unfinished(state, workflow) and not turn.stopping:
+        turn.wake(after=0, name=SLOT)
+
+
+def _message_of(input: Input) -> Message:
+    """The message of an input. That of a wake names the wake, as that of an answer names its question."""
+    if input.wake is None:
+        return input.message
+    return input.message.model_copy(update={"metadata": {"wake": input.wake}})
+
+
 def _unfinished(state: Any, workflow: Workflow) -> bool:
     phase = _phase(state)
-    return phase not in DEFAULT.final and (phase != "waiting_feedback" or phase in workflow.steps)
+    return phase not in DEFAULT.final and (phase != asks.PHASE or phase in workflow.steps)
+
+
+def _under_way(state: Any, workflow: Workflow) -> bool:
+    return _unfinished(state, workflow) and _phase(state) != DEFAULT.initial
 
 
 def is_unfinished(entry: CachedRecord) -> bool:
     """Whether the session has a workflow that has more steps to do."""
-    phase = entry.fields.get(PHASE, b"").decode()
-    return _NEXT.encode() in entry.fields and phase not in {*DEFAULT.final, "waiting_feedback", ""}
+    phase = _stored_phase(entry)
+    return _NEXT.encode() in entry.fields and phase not in {*DEFAULT.final, asks.PHASE, ""}
+
+
+def _stored_phase(entry: CachedRecord) -> str:
+    return "" if entry.deleted else entry.fields.get(PHASE, b"").decode()
 
 
 async def _begin(session: Any, kind: type[Any], text: str | None, request_id: str | None, lease: dict[str, Any]) -> Any:
@@ -125,49 +196,59 @@ async def _begin(session: Any, kind: type[Any], text: str | None, request_id: st
     turn: AsyncTurn = session.turn(request_id=request_id, **lease)
     async with turn:
         state = await turn.load_state(kind)
-        if turn.repeated or text is None:
-            if state is None:
-                raise NotFound(f"{session.ref.text[:200]}: there is no task to continue")
+        if state is None and (turn.repeated or text is None):
+            raise NotFound(f"{session.ref.text[:200]}: there is no task to continue")
+        if turn.repeated:
             return state
-        take = _with_dataclass_input if dataclass_state.is_one(kind) else _with_input
-        following = await take(turn, state, kind, session.ref.id, text)
-        if following is None:
-            assert state is not None
+        given: list[Message] = []
+        if text is None:
+            if isinstance(state, AgentState) and _phase(state) == asks.PHASE and turn.inbox:
+                given = [_message_of(each) for each in turn.take()]  # answers
+        elif state is None or text != _input_of(turn, state):
+            given = [Message(role="user", content=text)]
+        else:
             about = session.ref.text
             log.info("%s: continues in phase %s", about[:200], _phase(state), extra=log_fields(about))
+        if not given:
             return state
+        for each in given:
+            state = await _given(turn, state, kind, session.ref.id, each)
         turn[_FIRST] = turn.get(_NEXT, 0)
-        await turn.save_state(following)
-    assert turn.state is not None
+        await turn.save_state(state)
     return turn.state
 
 
-async def _with_input(
-    turn: AsyncTurn, state: AgentState | None, kind: type[AgentState], session_id: str, text: str
-) -> AgentState | None:
-    """The state with the user's input; None if the task that this input began is already under way."""
-    if state is None:
-        return kind(session_id=session_id, history=tuple(await turn.messages())).new_task(text)
-    if state.phase in (*DEFAULT.final, DEFAULT.initial):
-        return state.new_task(text)
-    if state.phase == "waiting_feedback":
-        return state.with_messages({"role": "user", "content": text}).to_executing()
-    if text == state.memory.goal:
+def _input_of(turn: AsyncTurn, state: Any) -> str | None:
+    """The input that began the task which is under way; None if none is."""
+    if _phase(state) in (*DEFAULT.final, DEFAULT.initial):
         return None
-    return state.with_messages({"role": "user", "content": text})
+    if not isinstance(state, AgentState):
+        found: str | None = turn.get(_INPUT)
+        return found
+    return None if _phase(state) == asks.PHASE else state.memory.goal
 
 
-async def _with_dataclass_input(turn: AsyncTurn, state: Any, kind: type[Any], session_id: str, text: str) -> Any:
-    """The state of a new task; None if the task that this input began is already under way."""
-    if state is None or _phase(state) in (*DEFAULT.final, DEFAULT.initial):
-        turn[_INPUT] = text
-        begun = kind.from_user_input(text)
-        has_id = "session_id" in {each.name for each in fields(kind)}
-        return replace(begun, session_id=session_id) if has_id else begun
-    if text == turn.get(_INPUT):
-        return None
-    way = f"give None to go on, or make {kind.__name__} a subclass of AgentState, which takes further inputs"
-    raise InvalidValue(f"session:{session_id[:200]}: is in phase {_phase(state)!r:.80} of another task; {way}")
+async def _given(turn: AsyncTurn, state: Any, kind: type[Any], session_id: str, message: Message) -> Any:
+    """The state with a further input: of a new task, an answer, or a message for the task that is under way."""
+    text = text_of(message.content)
+    text = text if isinstance(text, str) else ""
+    begins = state is None or _phase(state) in (*DEFAULT.final, DEFAULT.initial)
+    if dataclass_state.is_one(kind):
+        if begins:
+            turn[_INPUT] = text
+            begun = kind.from_user_input(text)
+            has_id = "session_id" in {each.name for each in fields(kind)}
+            return replace(begun, session_id=session_id) if has_id else begun
+        way = f"give None to go on, or make {kind.__name__} a subclass of AgentState, which takes further inputs"
+        raise InvalidValue(f"session:{session_id[:200]}: is in phase {_phase(state)!r:.80} of another task; {way}")
+    if begins:
+        if state is None:
+            state = kind(session_id=session_id, history=tuple(await turn.messages()))
+        begun = state.new_task(text)
+        if message.to_dict() == {"role": "user", "content": text}:
+            return begun
+        return begun.model_copy(update={"history": (*begun.history[:-1], message)})  # with its metadata
+    return (state.to_executing() if _phase(state) == asks.PHASE else state).with_messages(message)
 
 
 async def _loaded(turn: AsyncTurn, kind: type[Any]) -> Any:
@@ -177,29 +258,56 @@ async def _loaded(turn: AsyncTurn, kind: type[Any]) -> Any:
     return state
 
 
-async def _step(
-    workflow: Workflow, state: Any, turn: AsyncTurn, session_id: str, dressed: Callable[[Any], Any]
-) -> None:
-    number = turn.get(_NEXT, 0)
-    phase = _phase(state)
+async def _step(workflow: Workflow, state: Any, turn: AsyncTurn, session_id: str, call: Call) -> Any:
+    """Do a step; return the next state, which is not saved yet."""
+    number, phase, before = turn.get(_NEXT, 0), _phase(state), turn.phase
     turn.request_id = f"{session_id}/{number}"
     turn[_NEXT] = number + 1
     if number - turn.get(_FIRST, 0) >= workflow.max_steps:
-        await turn.save_state(state.to_error(f"no answer after {workflow.max_steps} steps"))
-        return
-    step = workflow.steps.get(phase)
-    if step is None:
-        raise InvalidValue(f"the workflow has no step for phase {phase!r:.80}, only for {', '.join(workflow.steps)}")
-    if inspect.iscoroutinefunction(step) and not turn.suspends:
-        raise InvalidValue(f"the step of phase {phase!r} is a coroutine function, for asyncio only")
-    following = step(state, dressed(turn))
-    if inspect.isawaitable(following):
-        following = await following
+        following = state.to_error(f"no answer after {workflow.max_steps} steps")
+    else:
+        step = workflow.steps.get(phase)
+        if step is None:
+            known = ", ".join(workflow.steps)
+            raise InvalidValue(f"the workflow has no step for phase {phase!r:.80}, only for {known}")
+        following = await call(step, state)
     if not isinstance(following, workflow.state):
         wanted = workflow.state.__name__
         raise InvalidValue(f"the step of phase {phase!r} returned {following!r:.80}, not the next {wanted}")
     if _phase(following) not in DEFAULT.states:
         raise InvalidValue(f"the step of phase {phase!r} returned a state in phase {_phase(following)!r:.80}")
-    if turn.pending or turn.phase != phase:
+    asked = turn.phase == _phase(following) == asks.PHASE
+    if turn.pending or (turn.phase != before and not asked):
         raise InvalidValue("a step returns its messages and phase in an AgentState, not through its turn")
-    await turn.save_state(following)
+    if _phase(following) == "error":
+        turn[_FAILED] = phase
+    return following
+
+
+async def retry(context: RecordContext) -> bool:
+    """Let a session go on whose handler failed, or whose workflow failed or was stopped: see `session.retry`."""
+    context.allow("write", MESSAGES)
+
+    async def once() -> bool:
+        entry = await read_path.read(context.tiers, context.keys, fresh=True)
+        schedule = inbox.schedule_of(entry)
+        if schedule is not None and schedule.failed:
+            await inbox.forget_failures(context, schedule.handler)
+            return True
+        if schedule is None and (entry.deleted or _NEXT.encode() not in entry.fields):
+            raise NotFound(f"{context.text[:200]}: it has no handler and no workflow")
+        changes = context.changes()
+        if _stored_phase(entry) == "error" and _FAILED.encode() in entry.fields:
+            changes.phase(entry.value(_FAILED, None))
+            changes.set(_FIRST, entry.value(_NEXT, 0))
+            if ERROR_MESSAGE.encode() in entry.fields:
+                changes.delete(ERROR_MESSAGE)
+        elif schedule is None or schedule.due is not None or not is_unfinished(entry):
+            return False
+        if schedule is not None:
+            inbox.Later("", 0.0, None, None).add(changes, SLOT)
+        draft = changes.draft("transition", expected=entry.version, epoch=entry.epoch)
+        await context.commit(draft if schedule is None else draft.scheduled(schedule.handler))
+        return True
+
+    return await write_path.until_no_conflict(context.tiers, once)

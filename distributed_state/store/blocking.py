@@ -967,7 +967,7 @@ class StateStore:
     def handler(self, name: str, serves: None = None) -> Callable[[S], S]: ...
 
     def handler(self, name: str, serves: Any = None) -> Any:
-        """Add a handler of sessions: `serves(turn)` is called by `work` for each session of this handler that is due.
+        """Add a handler of sessions: `work` calls it with a turn of each session of this handler that is due.
 
         Example::
 
@@ -979,7 +979,12 @@ class StateStore:
         A session gets its handler with `session.post(..., handler="support")` or `session.wake(..., handler="support")`
         and keeps it. It is due while inputs wait, and when a wake is due. The function takes the inputs with
         `turn.take()`; one that raises, or takes nothing, is called again later: see `work`. Without a function this
-        returns a decorator. Raises InvalidValue if the store has another handler of this name.
+        returns a decorator.
+
+        `store.handler("trip", workflow)` takes a Workflow, too: an input begins a task or is given to the one that is
+        under way, and workers do its steps, each in a turn, until the task has ended or waits.
+
+        Raises InvalidValue if the store has another handler of this name.
         """
         return self._core.handler(name, serves)
 

@@ -217,7 +217,7 @@ class Turn(MutableMapping[str, Any]):
         `store.asks()` lists open questions, and `session.answer("yes", "booking")` posts the answer: an input, whose
         `message.metadata["answers"]` is the question's name. The turn that takes it closes the question, and moves to
         another phase itself. After `expires` seconds without an answer a wake arrives instead, named "ask booking".
-        `question` and `data` have at most 16 KiB together.
+        `question` and `data` have at most 16 KiB together. A step of a workflow that asks returns `state.to_waiting()`.
         """
         self._core.ask(question, name=name, data=data, expires=expires)
 

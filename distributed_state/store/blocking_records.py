@@ -1001,9 +1001,12 @@ class Session(Record):
         return finish(self._core.answer(value, name, id=id, durability=durability))
 
     def retry(self) -> bool:
-        """Let a worker try again now after its handler failed; False if the last turn did not fail.
+        """Let a session go on that failed or was stopped; False if it did not.
 
-        Raises NotFound if the session has no handler.
+        After the session's handler failed, a worker calls it again now. A workflow that ended in phase "error" goes on
+        in the phase that failed, with `max_steps` further steps: a worker does the next one, or without a handler the
+        next `store.run(workflow, session_id=...)`. A worker also continues a workflow whose turn was stopped. Raises
+        NotFound if the session has neither a handler nor a workflow.
         """
         return finish(self._core.retry())
 

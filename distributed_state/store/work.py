@@ -23,9 +23,10 @@ from types import TracebackType
 from typing import Any
 
 from distributed_state.cold.values import DueRow
-from distributed_state.conversation import inbox
+from distributed_state.conversation import inbox, workflow
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.turn import HandledTurn
+from distributed_state.conversation.workflow import Workflow
 from distributed_state.errors import (
     Deleted,
     DurabilityUnknown,
@@ -33,8 +34,10 @@ from distributed_state.errors import (
     InvalidValue,
     LockTimeout,
     StateError,
+    Stopped,
     Unavailable,
 )
+from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Job
 from distributed_state.records.context import context_of
 from distributed_state.results import Input
@@ -49,8 +52,8 @@ from distributed_state.warm.partition_assignment import PartitionAssignment
 from distributed_state.warm.scripts import DEFER, DUE, FILL
 
 log = logging.getLogger(__name__)
-Serves = Callable[[Any], Any]
-"""A handler of sessions: a function of a turn."""
+Serves = Callable[[Any], Any] | Workflow
+"""A handler of sessions: a function of a turn, or a workflow."""
 
 _EVERY = 1.0  # seconds between two looks at partitions about which nothing was published
 _SHORTEST = 0.02  # seconds between two looks because of wakes
@@ -94,8 +97,8 @@ class Handlers(dict[str, Serves]):
 
     def add(self, name: str, serves: Serves) -> None:
         """Add a handler. Raises InvalidValue if there is another one of this name."""
-        if not callable(serves):
-            raise InvalidValue(f"a handler is a function that takes a turn, not {serves!r:.80}")
+        if not callable(serves) and not isinstance(serves, Workflow):
+            raise InvalidValue(f"a handler is a function that takes a turn, or a Workflow, not {serves!r:.80}")
         if self.setdefault(checked_handler(name), serves) is not serves:
             raise InvalidValue(f"there is a handler {name!r} already")
 
@@ -123,7 +126,8 @@ class SessionWorker:
         if not handlers:
             raise InvalidValue("there is no handler: add one with @store.handler(name)")
         for name, serves in handlers.items():
-            if _awaits(serves) and not tiers.port.suspends:
+            functions = serves.steps.values() if isinstance(serves, Workflow) else (serves,)
+            if any(map(_awaits, functions)) and not tiers.port.suspends:
                 raise InvalidValue(f"handler {name!r} is a coroutine function, for asyncio only")
         self._tiers = tiers
         self._port = tiers.port
@@ -333,8 +337,7 @@ class SessionWorker:
     async def _turn(self, taken: _Taken) -> None:
         """Run the handler in a turn of the session. An error of the handler itself counts as its failure."""
         session = self._session(taken.keys.ref.id)
-        context = context_of(session)
-        turn = HandledTurn(session, context, request_id=None, busy="reject", wait=0.0, ttl=self._plan.ttl, limit=None)
+        turn = self._turn_of(taken, session)
         try:
             await turn.__aenter__()
         except LockTimeout:
@@ -342,6 +345,10 @@ class SessionWorker:
             return
         except Deleted:
             await self._send(taken, None)
+            return
+        except Stopped:  # before a step of a workflow
+            entry = await context_of(session).read(fresh=True)
+            await self._drop(taken, session, entry, inbox.waiting(entry, self._tiers.clock.now()))
             return
         self._busy.pop(taken.keys.ref.text, None)
         visible: tuple[Input, ...] = ()
@@ -361,10 +368,10 @@ class SessionWorker:
         except BaseException as error:
             if turn.stopping:
                 # It must not be repeated: the user does not want what it had taken, or was about to take.
-                await self._drop(taken, turn, turn.taken or visible)
+                await self._drop(taken, session, turn.begun, turn.taken or visible)
             elif not isinstance(error, Exception):
                 raise
-            elif turn.lost or isinstance(error, Unavailable | DurabilityUnknown):
+            elif (turn.lost and not turn.overdue) or isinstance(error, Unavailable | DurabilityUnknown):
                 about = taken.keys.ref.text
                 log.info("%s is served later: %s", about[:200], error, extra=log_fields(about))
             else:
@@ -375,19 +382,38 @@ class SessionWorker:
         else:
             await self._settle(taken, session)
 
+    def _turn_of(self, taken: _Taken, session: AsyncSession) -> HandledTurn:
+        serves = self._handlers[taken.handler]
+        options: dict[str, Any] = {"request_id": None, "busy": "reject", "wait": 0.0, "ttl": self._plan.ttl}
+        if not isinstance(serves, Workflow):
+            return HandledTurn(session, context_of(session), limit=None, **options)
+        turn = HandledTurn(session, context_of(session), limit=serves.step_timeout, slot=workflow.SLOT, **options)
+        turn.serve(None)  # so that a stop between two steps reaches the next one
+        return turn
+
     async def _call(self, name: str, turn: HandledTurn) -> None:
         """Call the handler. Raises NothingTaken, and what the handler raises."""
         serves, given = self._handlers[name], self._dressed(turn)
+        if isinstance(serves, Workflow):
+            await workflow.serve(
+                serves, turn, turn.session.ref.id, lambda step, state: self._result(name, step, state, given)
+            )
+            return
+        await self._result(name, serves, given)
+        if not turn.taken:
+            raise NothingTaken(f"handler {name!r} took no input: call turn.take()")
+
+    async def _result(self, name: str, function: Callable[..., Any], *given: Any) -> Any:
+        """Call a function of the user: a coroutine function in this task, another one in a thread."""
         try:
-            result = serves(given) if _awaits(serves) else await self._port.thread(serves, given)
+            result = function(*given) if _awaits(function) else await self._port.thread(function, *given)
             if inspect.isawaitable(result):
                 if not self._port.suspends:
                     raise InvalidValue(f"handler {name!r} returned {result!r:.80}, for asyncio only")
-                await self._port.complete(result)
+                result = await self._port.complete(result)
         except SystemExit as error:
             raise RuntimeError(f"handler {name!r} ended the program") from error
-        if not turn.taken:
-            raise NothingTaken(f"handler {name!r} took no input: call turn.take()")
+        return result
 
     def _failure(self, failed: int) -> bytes:
         pause = self._plan.retry_ms(failed)
@@ -417,13 +443,13 @@ class SessionWorker:
         changes.reserved(FAILURE, None)
         await self._write(taken, changes, b"d")
 
-    async def _drop(self, taken: _Taken, turn: HandledTurn, inputs: Iterable[Input]) -> None:
+    async def _drop(self, taken: _Taken, session: AsyncSession, entry: CachedRecord, inputs: Iterable[Input]) -> None:
         """Remove the inputs of a turn that was stopped, without an answer."""
-        context = context_of(turn.session)
+        context = context_of(session)
         changes = context.changes()
         changes.reserved(FAILURE, None)
         most = context.store.settings.remembered_requests
-        inbox.take(changes, turn.begun, inputs, {}, most, self._tiers.clock.now())
+        inbox.take(changes, entry, inputs, {}, most, self._tiers.clock.now())
         await self._write(taken, changes, b"d")
 
     async def _write(self, taken: _Taken, changes: Changes, mode: bytes) -> None:
@@ -492,7 +518,7 @@ class _Entered:
         await self.turn.__aexit__(kind, error, trace)
 
 
-def _awaits(serves: Serves) -> bool:
+def _awaits(serves: Any) -> bool:
     called = getattr(serves, "__call__", None)  # noqa: B004 - whether it is a coroutine function
     return inspect.iscoroutinefunction(serves) or inspect.iscoroutinefunction(called)
 

@@ -29,15 +29,34 @@ store = {kind}.open({url!r}, archive={archive!r}, namespace={namespace!r})
     for each in taken:
         turn.append(each.message, {{"role": "assistant", "content": each.message.content}})
 """
+TASK = """
+import asyncio, time
+from distributed_state import ToolCall, Workflow, {kind}
+
+store = {kind}.open({url!r}, archive={archive!r}, namespace={namespace!r})
+
+def plan(state, turn):
+    return state.with_memory(state.memory.plan(*"abcdefghijkl")).to_executing()
+
+{prefix}def look(state, turn):
+    {pause}
+    pending = state.memory.pending_steps()
+    if not pending:
+        return state.to_done("done")
+    call = ToolCall(tool_name="look", arguments={{"at": pending[0]}}, result=turn.request_id)
+    return state.record_observation("?", call).with_memory(state.memory.complete(pending[0]))
+
+store.handler("answer", Workflow({{"planning": plan, "executing": look}}))
+"""
 pytestmark = [pytest.mark.only(warm="single", api="asyncio"), pytest.mark.replicas]
 
 
 class Workers:
     """Processes that serve the handler `answer` of a store of this kind."""
 
-    def __init__(self, folder: Path, kind: str, opener: Any) -> None:
+    def __init__(self, folder: Path, kind: str, opener: Any, module: str) -> None:
         awaits = kind.startswith("Async")
-        text = AGENT.format(
+        text = module.format(
             kind=kind, url=opener.url, archive=opener.archive, namespace=opener.namespace,
             prefix="async " if awaits else "", pause="await asyncio.sleep(0.05)" if awaits else "time.sleep(0.05)",
         )  # fmt: skip
@@ -71,8 +90,8 @@ class Workers:
 
 
 @contextmanager
-def workers(folder: Path, kind: str, opener: Any) -> Iterator[Workers]:
-    found = Workers(folder, kind, opener)
+def workers(folder: Path, kind: str, opener: Any, module: str = AGENT) -> Iterator[Workers]:
+    found = Workers(folder, kind, opener, module)
     try:
         yield found
     finally:
@@ -104,6 +123,37 @@ async def test_each_input_is_answered_once_though_workers_are_killed(opener: Any
         answers.update(message.content for message in found if message.role == "assistant")
         assert [message.content for message in found if message.role == "user"] == asked[at::12]
     assert answers == Counter(asked)
+
+
+@pytest.mark.parametrize("kind", ["AsyncStateStore", "StateStore"])
+async def test_tasks_of_workflows_go_on_though_workers_are_killed(opener: Any, tmp_path: Path, kind: str) -> None:
+    """Each step is committed once, and nobody has to call for the next one."""
+    store = await opener()
+    sessions = [store.session(f"s{at}") for at in range(8)]
+
+    async def calls() -> list[int]:
+        states = [await each.load_state() for each in sessions]
+        return [0 if state is None else len(state.memory.tool_calls) for state in states]
+
+    with workers(tmp_path, kind, opener, TASK) as running:
+        running.begin(2)
+        for each in sessions:
+            await each.post(said("look"), handler="answer")
+        for at, steps in enumerate((8, 24, 40)):
+            while sum(await calls()) < steps:
+                await asyncio.sleep(0.01)
+            running.processes[at].kill()
+            running.begin()
+        assert sum(await calls()) < 96, "a task that had ended would prove nothing"
+        while [await each.phase(fresh=True) for each in sessions] != ["done"] * 8:
+            await asyncio.sleep(0.05)
+        assert await running.end() == {0}
+    for each in sessions:
+        state = await each.load_state()
+        results = [call.result for call in state.memory.tool_calls]
+        assert results == [f"{each.ref.id}/{number}" for number in range(1, 13)]
+        assert [change.kind for change in await each.history()] == ["post", *["turn"] * 14]
+        assert await each.inbox() == []
 
 
 async def test_a_restart_of_all_workers_loses_nothing(opener: Any, tmp_path: Path) -> None:
