@@ -1,4 +1,4 @@
-"""The common part of all adapters: opening the store, beginning a deleted conversation again, streaming a run.
+"""The common part of all adapters: opening the store, beginning a deleted conversation again, streaming, questions.
 
 Law: an adapter's logic is written once, for asyncio. Its blocking methods run that to its end (`finish`), in any thread
 and within any event loop.
@@ -14,7 +14,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from pydantic_core import to_jsonable_python
+from pydantic_core import to_json, to_jsonable_python
 
 from distributed_state import (
     AsyncItems,
@@ -27,12 +27,18 @@ from distributed_state import (
     Item,
     StateStore,
 )
+from distributed_state.conversation import asks
 from distributed_state.port.background import finish as finish
 from distributed_state.port.bodies import loop
 from distributed_state.records.context import context_of
 
 T = TypeVar("T")
+ASK = asks.FIELD
+"""Begins the names of the fields that hold a session's open questions to people."""
+WAITING = asks.PHASE
+"""The phase of a session that has open questions: `store.asks` looks for it."""
 _PAGE = 1000
+_ASKED = 1000  # characters of a question
 
 
 def open_store(given: Any) -> StateStore | AsyncStateStore:
@@ -184,6 +190,33 @@ class Conversation:
         """A check whether the object may begin the session again after a deletion, by what it knew before the write."""
         looked, empty_at = self._looked, self._empty_at
         return lambda deletion: not looked or deletion.version == empty_at
+
+
+# Questions to people
+
+
+def question(session: AsyncSession, name: str, asked: Any, **more: Any) -> dict[str, Any]:
+    """The content of the field `ASK + name`, which holds a question of a framework.
+
+    The question is the text that was asked, or the JSON of another value, which is then `data` as well, unless it is
+    large. The same name is the same question: only one answer to it is accepted.
+    """
+    data = None if isinstance(asked, str) else _as_json(asked)
+    text = asked if isinstance(asked, str) else repr(asked) if data is None else to_json(data).decode()
+    now = context_of(session).now()
+    try:
+        opened = asks.opened(text[:_ASKED] or "?", data, now, None)
+    except InvalidValue:  # data is too large
+        opened = asks.opened(text[:_ASKED] or "?", None, now, None)
+    return {**opened, "id": name, **more}
+
+
+def _as_json(value: Any) -> Any:
+    """The value as JSON; None if it contains itself."""
+    try:
+        return to_jsonable_python(value, bytes_mode="base64", inf_nan_mode="null", fallback=repr)
+    except ValueError:
+        return None
 
 
 # Streaming a run

@@ -21,17 +21,18 @@ from distributed_state.tiers import read as read_path
 from distributed_state.values import chance, codec
 
 PHASE = "waiting_feedback"
-_FIELD = "ask."
+FIELD = "ask."
 _MOST = 10  # open questions of a session that are listed
 _BYTES = 16 * 1024  # of a question with its data
 _ANSWERS = "answers"  # in an answer's metadata: the name of the question
+_VALUE = "value"  # in an answer's metadata: the answer, if it is not a str
 
 
 def field_of(name: str) -> str:
     """The field of the open question with this name. Raises InvalidValue."""
     if not isinstance(name, str) or len(name) > 100:
         raise InvalidValue(f"the name of a question is a str of at most 100 characters, not {name!r:.80}")
-    return _FIELD + name
+    return FIELD + name
 
 
 def wake_of(name: str) -> str:
@@ -53,7 +54,7 @@ def closed(inputs: Iterable[Input], fields: Mapping[str, Any]) -> set[str]:
     """The names of the open questions that these inputs answer, or whose time is over with them."""
     requests = {each.request_id for each in inputs}
     over = {each.wake for each in inputs}
-    kept = {key.removeprefix(_FIELD): fields[key] for key in fields if key.startswith(_FIELD)}
+    kept = {key.removeprefix(FIELD): fields[key] for key in fields if key.startswith(FIELD)}
     return {name for name, ask in kept.items() if _request_of(ask) in requests or wake_of(name) in over}
 
 
@@ -73,12 +74,12 @@ def _question(kept: Any) -> dict[str, Any] | None:
 
 def open_in(context: RecordContext, entry: CachedRecord, user: str | None) -> list[Ask]:
     """The oldest open questions of a session that was read. Raises AccessDenied if one may not be read."""
-    keys = [key for name in entry.fields if (key := codec.decode_key(name)).startswith(_FIELD)]
+    keys = [key for name in entry.fields if (key := codec.decode_key(name)).startswith(FIELD)]
     kept = {} if entry.deleted else {key: _question(context.value(entry, key, None)) for key in keys}
     context.allow("read", *kept)
     found = [
         Ask(
-            context.ref.id, key.removeprefix(_FIELD), ask["id"], ask["question"], ask["data"], ask["asked"],
+            context.ref.id, key.removeprefix(FIELD), ask["id"], ask["question"], ask["data"], ask["asked"],
             ask["expires"], user,
         )
         for key, ask in kept.items()
@@ -117,6 +118,9 @@ async def answer(context: RecordContext, name: str, value: Any, id: str | None, 
     await context.tiers.clock.know()
     if kept is None or id not in (None, kept["id"]) or _expired(context, kept):
         raise NotFound(f"{context.text[:200]}: there is no open question {name!r:.80}: it was answered, or it expired")
-    text = value if isinstance(value, str) else codec.encode(value, "value").decode()
-    message = {"role": "user", "content": text, "metadata": {_ANSWERS: name}}
+    if isinstance(value, str):
+        text, metadata = value, {_ANSWERS: name}
+    else:
+        text, metadata = codec.encode(value, "value").decode(), {_ANSWERS: name, _VALUE: value}
+    message = {"role": "user", "content": text, "metadata": metadata}
     return await inbox.post_first(context, message, _request_of(kept), durability)

@@ -995,8 +995,9 @@ class Session(Record):
         """Answer an open question of the session: see `turn.ask`. False if somebody has answered it already.
 
         The answer is posted as an input, so the session's handler is called with it. `value` is any JSON value; a str
-        is the message's content as it is, another value its JSON. With the `id` of an `Ask`, answers only that question
-        and not a later one of its name. Raises NotFound if there is no such question, or it has expired.
+        is the message's content as it is. The content of another value is its JSON, and `metadata["value"]` is the
+        value. With the `id` of an `Ask`, answers only that question and not a later one of its name. Raises NotFound if
+        there is no such question, or it has expired.
         """
         return finish(self._core.answer(value, name, id=id, durability=durability))
 

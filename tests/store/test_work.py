@@ -692,7 +692,7 @@ async def test_a_question_is_listed_answered_once_and_closed(store: Any) -> None
     assert [each.message.content for each in await session.inbox()] == ['{"book":true}']
     async with session.turn() as turn:
         [taken] = turn.take()
-        assert taken.message.metadata == {"answers": "booking"}
+        assert taken.message.metadata == {"answers": "booking", "value": {"book": True}}
         turn.move_to("done")
     assert await store.asks(fresh=True) == []
     assert await session.wakes() == []

@@ -395,10 +395,12 @@ async def _move_head(thread: Thread, fields: Mapping[str, Any], kept: Sequence[S
     setting: dict[str, Any] = {} if newest is None else {AT: newest.id, flag(newest.id): 1}
     if newest is not None and len(frame := newest.pack()) <= HEAD_BYTES:
         setting[HEAD] = frame
-    over = [name for name in fields if name in (AT, HEAD) or name.startswith("w:")]
+    interrupts = [name for name, (at, _) in thread.known.asks.items() if at]
+    over = [name for name in fields if name in (AT, HEAD, *interrupts) or name.startswith("w:")]
     await thread.record.write(
-        set=setting, delete=[name for name in over if name not in setting], expect={AT: fields[AT]}
-    )
+        set=setting, delete=[name for name in over if name not in setting], expect={AT: fields[AT]},
+        phase=thread.phase_without(interrupts),
+    )  # fmt: skip
     thread.known.read(newest.id if newest else None, setting, fields.get(AGAIN))
     return newest.id if newest else None
 

@@ -10,12 +10,13 @@ Design: section 22.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar, copy_context
 from threading import Lock
 from typing import Any, TypeVar
 
 from distributed_state.adapters.langgraph.frames import Typed
+from distributed_state.adapters.stores import ASK
 
 T = TypeVar("T")
 _THREADS = 10_000  # a kilobyte or two each; a run whose thread is evicted meanwhile is treated as a branch
@@ -104,20 +105,24 @@ _begun: ContextVar[tuple[Run, ...]] = ContextVar("distributed_state_langgraph_ru
 class RecentThread:
     """A thread: its newest checkpoint, if known, and the checkpoints that this process saved.
 
+    `asks`: the fields of open questions, with the checkpoint and the task that asked, which are empty for a turn's.
+    `waiting`: whether the thread's phase says that it has any.
     Runs in several OS threads share the object, so iterations use copies.
     """
 
-    __slots__ = ("begun_after", "flags", "head", "known", "own", "tags")
+    __slots__ = ("asks", "begun_after", "flags", "head", "known", "own", "tags", "waiting")
 
     def __init__(self) -> None:
         self.known = False
         self.head: str | None = None
         self.flags: set[str] = set()
+        self.asks: dict[str, tuple[str, str]] = {}
+        self.waiting = False
         self.tags: set[str] = set()
         self.own: OrderedDict[str, None] = OrderedDict()
         self.begun_after: int | None = None  # the version of the deletion after which the thread began again
 
-    def read(self, head: str | None, fields: Iterable[str], begun_after: int | None) -> None:
+    def read(self, head: str | None, fields: Mapping[str, Any], begun_after: int | None) -> None:
         """Note the result of a read."""
         if head not in self.own:
             self.tags.clear()  # another process may have deleted the thread and begun it again
@@ -125,11 +130,15 @@ class RecentThread:
             self.deleted()
         self.known, self.head, self.begun_after = True, head, begun_after
         self.flags = {name for name in fields if name.startswith("w:")}
+        asks = {name: ask for name in fields if name.startswith(ASK) and isinstance(ask := fields[name], dict)}
+        self.asks = {name: (ask.get("checkpoint", ""), ask.get("task", "")) for name, ask in asks.items()}
 
     def deleted(self) -> None:
         """Note that the thread was deleted, and drop everything known of it."""
         self.known, self.head, self.begun_after = False, None, None
         self.flags.clear()
+        self.asks = {}
+        self.waiting = False
         self.tags.clear()
         self.own.clear()
 

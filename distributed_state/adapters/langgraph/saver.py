@@ -10,6 +10,7 @@ Design: section 22.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import lru_cache, partial, wraps
@@ -26,16 +27,18 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.types import Command
 
 from distributed_state import AsyncSession, AsyncStateStore, InvalidValue, Locked, StateStore
 from distributed_state.adapters.langgraph import checkpoints
 from distributed_state.adapters.langgraph.recent import Addressed, Recent, Run
 from distributed_state.adapters.langgraph.threads import Thread, id_of, namespace_of, thread_of
-from distributed_state.adapters.stores import Opening, Streamed, ending, finish, open_store
+from distributed_state.adapters.stores import ASK, Opening, Streamed, ending, finish, open_store
 
 _held: ContextVar[frozenset[str]] = ContextVar("distributed_state_langgraph_turns", default=frozenset())
 RunnableConfig = Any  # langchain_core's TypedDict; only "configurable" is read
 _HANDLES = 1000
+_INTERRUPT = re.compile(r"[0-9a-f]{32}(\.[0-9]+)?")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -408,6 +411,36 @@ def _has_more(message: AIMessage) -> bool:
     """Whether a model's message, or a part of it, has more than text."""
     calls = [*message.tool_calls, *message.invalid_tool_calls, *getattr(message, "tool_call_chunks", ())]
     return bool(calls) or any(isinstance(each, dict) and each.get("type") != "text" for each in message.content)
+
+
+# Interrupts
+
+
+def resume(turn: Any) -> Command[Any] | None:
+    """Take the answers to interrupts from a turn's inbox; return what resumes the graph with them, None without any.
+
+    Example::
+
+        async with saver.turn(config) as turn:  # or in a handler, with its turn
+            await graph.ainvoke(resume(turn) or {"city": "Oslo"}, config)
+
+    `store.asks()` lists what `interrupt` asked, and `session.answer(value, name)` posts the answer. An answer that the
+    graph has already, because its worker died before the turn ended, is taken and not given again.
+    """
+    answers = {each.number: each.message for each in turn.inbox if _interrupt_of(each.message)}
+    if not answers:
+        return None
+    names = {_interrupt_of(each): each for each in answers.values()}
+    open_ones = {name: each for name, each in names.items() if turn.get(ASK + name) is not None}
+    turn.take(*answers)
+    given = {name[:32]: (each.metadata or {}).get("value", each.content) for name, each in open_ones.items()}
+    return Command(resume=given)
+
+
+def _interrupt_of(message: Any) -> str:
+    """The name of the interrupt that a message answers, else an empty str."""
+    name = (message.metadata or {}).get("answers")
+    return name if isinstance(name, str) and _INTERRUPT.fullmatch(name) else ""
 
 
 def demand_held(record_id: str) -> None:

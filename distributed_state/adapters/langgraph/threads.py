@@ -4,6 +4,9 @@ Checkpoints, values and pending writes are items of the record (see `frames`). I
 in the root namespace: `at` is its id, `head` its frame, `w:<id>` marks that it has pending writes; `again` is set in a
 thread that was deleted and began again. So one read returns the newest checkpoint from the server.
 
+Interrupts of the root namespace are questions to people, as `turn.ask` leaves them. The commit that saves a task's
+writes opens those of its interrupts and closes its earlier ones; the next checkpoint closes the rest.
+
 A commit of a run expects the field `at` to name the checkpoint from which the run continues. Only a run that found the
 thread deleted can begin a deleted thread again.
 
@@ -27,6 +30,9 @@ from langgraph.checkpoint.base import (
     writes_sort_key,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+from langgraph.checkpoint.serde.types import INTERRUPT, RESUME
+from langgraph.types import Interrupt
 
 from distributed_state import ABSENT, AsyncSession, Conflict, CorruptState, Deleted, InvalidValue, PutItem
 from distributed_state.adapters.langgraph.frames import (
@@ -48,7 +54,7 @@ from distributed_state.adapters.langgraph.frames import (
     writes_prefix,
 )
 from distributed_state.adapters.langgraph.recent import Addressed, Latest, Recent, RecentThread, Values
-from distributed_state.adapters.stores import every
+from distributed_state.adapters.stores import ASK, WAITING, every, question
 
 AT, HEAD = "at", "head"
 AGAIN = "again"  # the version of the deletion after which the thread began again
@@ -85,6 +91,7 @@ class Thread:
         """The record as the server has it now, a mapping of its fields with its version."""
         fields = await self.record.view(fresh=True)
         self.known.read(fields.get(AT), fields, fields.get(AGAIN))
+        self.known.waiting = fields.phase == WAITING
         self.version, self.begun_after = fields.version, fields.get(AGAIN)
         return fields
 
@@ -283,12 +290,15 @@ class Thread:
             newest = expected is None or expected == parent or saved.id >= expected
             fields: dict[str, Any] = {AT: saved.id} if newest else {}
             gone = self._outdated(saved.id, parent) if newest else []
+            closed = [name for name, (at, _) in dict(self.known.asks).items() if newest and at not in ("", saved.id)]
+            gone += closed
+            phase = self.phase_without(closed) if newest else None
             if newest and len(frame) <= HEAD_BYTES:
                 fields[HEAD] = frame
             elif newest:
                 gone.append(HEAD)
             try:
-                await self._commit(fields, gone, items, expected, tag, may_begin=may_begin)
+                await self._commit(fields, gone, items, expected, tag, may_begin=may_begin, phase=phase)
             except Conflict as error:
                 found = await self._refused(error, saved.id, parent if continues else Addressed())
                 expected = found
@@ -296,6 +306,8 @@ class Thread:
             self.recent.begun(self.id)
             self.known.saved(saved.id, saved.id if newest else expected)
             self.known.flags.difference_update(gone)
+            self._forget(closed)
+            self.known.waiting = self.known.waiting and phase is None
             return
         raise Conflict(f"thread {self.id!r:.80}: others save faster than this checkpoint can be saved")
 
@@ -334,9 +346,10 @@ class Thread:
         tag: str | None,
         *,
         may_begin: bool = False,
+        phase: str | None = None,
     ) -> None:
         added = {} if tag is None or tag in self.known.tags else {RUN: tag}
-        change: dict[str, Any] = {"items": items, "tag": added}
+        change: dict[str, Any] = {"items": items, "tag": added, "phase": phase}
         if fields or gone:
             expect = {AT: ABSENT if expected is None else expected}
             change |= {"set": fields, "delete": gone, "expect": expect}
@@ -419,8 +432,42 @@ class Thread:
         # The checkpoint may be saved later: LangGraph saves both in the background.
         await self._demand_same_thread(root_of(config, {}) if namespace else checkpoint_id)
         fields = {} if namespace else {flag(checkpoint_id): 1}
-        await self._write({"set": fields, "items": list(items.values())})
+        asked, closed = ({}, []) if namespace else self._questions(str(checkpoint_id), task_id, dict(writes))
+        change = {"set": {**fields, **asked}, "delete": closed, "items": list(items.values())}
+        await self._write({**change, "phase": WAITING if asked else None})
         self.known.flags.update(fields)
+        self._forget(closed)
+        self.known.asks.update({name: (ask["checkpoint"], ask["task"]) for name, ask in asked.items()})
+        self.known.waiting = self.known.waiting or bool(asked)
+
+    # Interrupts
+
+    def _questions(
+        self, checkpoint_id: str, task_id: str, writes: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], list[str]]:
+        """The fields of the questions that a task's writes open, and the names of those that they close."""
+        known = dict(self.known.asks)
+        # Releases before 1.2.20 give all interrupts of a task the same id, so the number of its answers is added.
+        given = writes.get(RESUME)
+        answers = len(given) if isinstance(given, list) else 0
+        hidden = isinstance(self.serde, EncryptedSerializer)
+        asked: dict[str, Any] = {}
+        for each in writes.get(INTERRUPT, ()):
+            if not isinstance(each, Interrupt):
+                continue
+            name = f"{each.id}.{answers}" if answers else str(each.id)
+            value = "the graph waits for an answer" if hidden else each.value
+            asked[ASK + name] = question(self.record, name, value, checkpoint=checkpoint_id, task=task_id)
+        closed = [name for name, of in known.items() if of == (checkpoint_id, task_id) and name not in asked]
+        return {name: ask for name, ask in asked.items() if name not in known}, closed
+
+    def phase_without(self, closed: Sequence[str]) -> str | None:
+        """The phase of the thread's next checkpoint, which closes these questions; None if it stays."""
+        return "idle" if self.known.waiting and not self.known.asks.keys() - set(closed) else None
+
+    def _forget(self, closed: Sequence[str]) -> None:
+        for name in closed:
+            self.known.asks.pop(name, None)
 
 
 def _apart(saved: Saved) -> Iterator[str]:
