@@ -273,6 +273,7 @@ def test_sessions_with_a_handler_are_listed_as_they_are_due(cold: ColdStore, jou
     ]
     assert cold.due(1, "a", after=None, limit=9) == []
     assert [row.record for row in cold.listing(Wanted("session", 9, stuck=True), [])] == ["session:stuck"]
+    assert cold.count_stuck() == 1
 
 
 def test_the_last_lifecycle_event_of_each_open_epoch_is_known(cold: ColdStore, journal: Journal) -> None:

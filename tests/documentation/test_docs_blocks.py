@@ -195,7 +195,7 @@ def test_what_only_an_error_would_reach_may_stay_unused(folder: Path) -> None:
 
 
 def test_a_file_for_frameworks_is_left_out_without_them() -> None:
-    text = '''
+    text = """
 ```python title="always.py"
 pass
 ```
@@ -211,7 +211,7 @@ true
 ```sh frameworks
 true
 ```
-'''
+"""
     files = [[each.file for each in chosen(blocks("README.md", text), frameworks=there)] for there in (False, True)]
     assert files == [["always.py", None], ["always.py", "here.py", None, None]]
 
