@@ -1,4 +1,4 @@
-"""The page of `distributed-state demo chat`: it streams, and goes on after a reload, a killed worker and a stop."""
+"""The page of `distributed-state demo chat`: it streams, and goes on after a reload, killed workers and a stop."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from chatting import chatting
 from pages_seen import Picture, Watched
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from distributed_state.programs.demo.chat import ANSWERS, NAMES
+from distributed_state.programs.demo.chat import NAMES
+from distributed_state.programs.demo.chat_agent import ANSWERS
 
 SLOW = 60_000  # milliseconds; an answer takes eight seconds
-REFUSED = "Failed to load resource"  # what the browser says of a request to a killed worker
 
 
 @pytest.fixture(scope="module")
@@ -40,21 +40,17 @@ class Chat:
         )
         self.happened: Locator = self.page.locator("#events")
 
-    def worker(self, mark: str) -> Locator:
-        """The worker that has this mark now."""
-        return self.page.get_by_role("article").filter(
-            has=self.page.get_by_text(mark, exact=True).and_(self.page.locator(":visible"))
-        )
+    def speaker(self) -> Locator:
+        """The name of the worker that speaks now."""
+        mark = self.page.get_by_text("speaks", exact=True).and_(self.page.locator(":visible"))
+        return self.page.get_by_role("article").filter(has=mark).get_by_role("heading")
 
     def both_serve(self) -> None:
         expect(self.page.locator("article[data-state=serving]")).to_have_count(2, timeout=SLOW)
 
-    def follow(self, name: str) -> None:
-        """Follow this worker, if the page does not yet."""
-        button = self.page.get_by_role("button", name=f"Follow at {name}")
-        if button.is_enabled():
-            button.click()
-        expect(self.worker("this page follows it").get_by_role("heading")).to_have_text(name)
+    def kill(self, name: str) -> None:
+        self.page.get_by_role("button", name=f"Kill {name}").click()
+        expect(self.happened).to_contain_text(f"{name} was killed.")
 
     def send(self, text: str) -> None:
         self.page.get_by_label("Message").fill(text)
@@ -74,33 +70,45 @@ class Chat:
         self.context.close()
 
 
-@pytest.mark.parametrize("followed", ["the one that speaks", "the other one"])
 def test_when_the_worker_that_speaks_is_killed_the_other_one_answers(
-    browser: Browser, link: str, followed: str, picture: Picture
+    browser: Browser, link: str, picture: Picture
 ) -> None:
     chat = Chat(browser, link)
     chat.both_serve()
     count = chat.answers.count()
     chat.send("Where should I go in June?")
     chat.said()
-    killed = chat.worker("speaks").get_by_role("heading").inner_text()
+    killed = chat.speaker().inner_text()
     (other,) = {*NAMES} - {killed}
-    chat.follow(killed if followed == "the one that speaks" else other)
-    chat.page.get_by_role("button", name=f"Kill {killed}").click()
-    expect(chat.happened).to_contain_text(f"{killed} was killed.")
+    chat.kill(killed)
     chat.send("And from there?")
     expect(chat.happened).to_contain_text(f"restarted: {killed} died", timeout=SLOW)
     expect(chat.speaking.locator("span")).to_contain_text(re.compile(".{120}"), timeout=SLOW)
     chat.said()
-    for mark in ("speaks", "this page follows it"):
-        expect(chat.worker(mark).get_by_role("heading")).to_have_text(other)
-    if followed == "the one that speaks":
-        picture(chat.page, "demo-chat")
+    expect(chat.speaker()).to_have_text(other)
+    picture(chat.page, "demo-chat")
     expect(chat.answers).to_have_count(count + 1, timeout=SLOW)
     assert chat.last_answer() in ANSWERS
     expect(chat.answers.last.locator("small")).to_have_text(other)
     expect(chat.answers).to_have_count(count + 2, timeout=SLOW)
-    assert [each for each in chat.watched.wrong if REFUSED not in each] == []
+    assert chat.watched.wrong == []
+    chat.close()
+
+
+def test_when_all_workers_are_killed_others_go_on_with_everything_that_waits(browser: Browser, link: str) -> None:
+    chat = Chat(browser, link)
+    chat.both_serve()
+    count = chat.answers.count()
+    chat.send("Where should I go in June?")
+    chat.said()
+    for name in NAMES:
+        chat.kill(name)
+    chat.send("And from there?")
+    expect(chat.page.locator(".message[data-state=waiting]")).to_have_count(1, timeout=SLOW)
+    expect(chat.happened).to_contain_text("restarted: ", timeout=SLOW)
+    expect(chat.answers).to_have_count(count + 2, timeout=SLOW)
+    assert chat.last_answer() in ANSWERS
+    assert chat.watched.wrong == []
     chat.close()
 
 

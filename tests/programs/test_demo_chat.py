@@ -1,15 +1,17 @@
-"""The demo of a chat: a killed worker's answer is given by the other one, and Ctrl-C ends everything."""
+"""The demo of a chat: a killed worker's answer is given by another one, and Ctrl-C ends everything."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from chatting import chatting
 
-from distributed_state.programs.demo.chat import ANSWERS, NAMES, scripted
+from distributed_state.programs.demo.chat import NAMES
+from distributed_state.programs.demo.chat_agent import ANSWERS, HANDLER, scripted
 from distributed_state.programs.servers import wait_until
 
 ONE = "/v1/conversations/chat"
@@ -23,48 +25,46 @@ def test_a_scripted_answer_is_given_word_by_word() -> None:
 
 
 @pytest.mark.wide
-def test_a_killed_workers_answer_is_given_by_the_other_one_and_nothing_is_left_running() -> None:
+def test_a_killed_workers_answer_is_given_by_another_one_and_nothing_is_left_running() -> None:
     with chatting(pause=0.02) as link:
         url, _, key = link.partition("#")
-        with httpx.Client(timeout=60, headers={"Authorization": f"Bearer {key}"}) as client:
+        origin = url.removesuffix("/chat/")
+        with httpx.Client(base_url=origin, timeout=60, headers={"Authorization": f"Bearer {key}"}) as client:
 
             def workers() -> dict[str, Any]:
-                return {each["name"]: each for each in client.get(f"{url}workers").json()["workers"]}
+                return {each["name"]: each for each in client.get("/chat/workers").json()["workers"]}
 
-            wait_until(lambda: {each["state"] for each in workers().values()} == {"serving"}, "both serve")
-            killed, names = kill_the_one_that_speaks(
-                client, url, {name: each["url"] for name, each in workers().items()}
-            )
+            def kill(name: str) -> None:
+                assert client.delete(f"/chat/workers/{name}").status_code == 200
+
+            wait_until(lambda: {each["state"] for each in workers().values()} == {"serving"}, "both serve", 60)
+            killed, names = answered(client, "r1", kill)
             assert names == ["chunk", "restarted", "chunk", "ended"]
-            (other,) = {*NAMES} - {killed}
-            found = client.get(workers()[other]["url"] + ONE + "/messages?fresh=true").json()["messages"]
-            assert [each["role"] for each in found] == ["user", "assistant"]
-            assert (found[1]["name"], found[1]["content"].strip()) == (other, ANSWERS[0])
+            first = workers()
+            _, names = answered(client, "r2", lambda _: [kill(name) for name in NAMES])
+            assert names == ["chunk", "restarted", "chunk", "ended"]
+            assert not {each["pid"] for each in first.values()} & {each["pid"] for each in workers().values()}
+            found = client.get(ONE + "/messages?fresh=true").json()["messages"]
+            assert [each["role"] for each in found] == ["user", "assistant"] * 2
+            assert [each["content"].strip() for each in found[1::2]] == list(ANSWERS[:2])
+            assert found[1]["name"] == ({*NAMES} - {killed}).pop()
             refuses_strangers(url)
 
 
-def kill_the_one_that_speaks(client: httpx.Client, url: str, urls: dict[str, str]) -> tuple[str, list[str]]:
-    """Post a message, and kill the worker that answers it; return its name, and those of the events, each once."""
+def answered(client: httpx.Client, request: str, kill: Callable[[str], Any]) -> tuple[str, list[str]]:
+    """Post a message, kill workers once one speaks; return its name, and those of the events, each once."""
     killed, names = "", list[str]()
-    first, second = urls.values()
-    client.post(first + ONE + "/inbox", json={"message": {"role": "user", "content": "?"}, "request_id": "r"})
-    after = ""
-    while "ended" not in names:
-        # The worker that is followed may be the one that is killed.
-        at = second if killed and urls[killed] == first else first
-        try:
-            with client.stream("GET", f"{at}{ONE}/output", params={"request": "r", "after": after}) as response:
-                for line in response.iter_lines():
-                    field, _, text = line.partition(": ")
-                    if field == "id":
-                        after = text
-                    elif field == "event" and names[-1:] != [text]:
-                        names.append(text)
-                    elif field == "data" and not killed:
-                        killed = json.loads(text)["value"]["worker"]
-                        assert client.delete(f"{url}workers/{killed}").status_code == 200
-        except httpx.TransportError:
-            assert killed
+    message = {"role": "user", "content": "?"}
+    given = {"message": message, "handler": HANDLER, "request_id": request}
+    assert client.post(ONE + "/inbox", json=given).status_code == 202
+    with client.stream("GET", ONE + "/output", params={"request": request}) as response:
+        for line in response.iter_lines():
+            field, _, text = line.partition(": ")
+            if field == "event" and names[-1:] != [text]:
+                names.append(text)
+            elif field == "data" and not killed:
+                killed = json.loads(text)["value"]["worker"]
+                kill(killed)
     return killed, names
 
 

@@ -218,11 +218,12 @@ def chat(
     url: Annotated[str | None, typer.Option(help="Redis or Valkey to use; by default one is started.")] = None,
     pause: Annotated[float, typer.Option(min=0, help="Seconds between two words of an answer.")] = 0.12,
 ) -> None:
-    r"""Serve a page to chat with agents on two workers: reload it, stop an answer, kill a worker. Runs until Ctrl-C.
+    r"""Serve a page to chat with agents on two workers: reload it, stop an answer, kill workers. Runs until Ctrl-C.
 
-    Each worker is a process with the HTTP service and an agent, which answers with a scripted model. The page follows
-    an answer at either worker. If the worker that speaks is killed, the other one answers. Open the printed link: it
-    has the key of this run. Needs `pip install 'distributed-state\[serve]'`.
+    Each worker is a process of `distributed-state work` with a handler, which answers with a scripted model. The page
+    posts messages to the service and follows the answers. If the worker that speaks is killed, the other one answers;
+    if both are, those that are started next. Open the printed link: it has the key of this run. Needs `pip install
+    'distributed-state\[serve]'`.
 
     Example: [cyan]distributed-state demo chat[/]
     """

@@ -1,11 +1,11 @@
-// Follows a conversation at one of two workers, and goes on at the other one if that worker dies.
+// Posts messages to a conversation, and follows their answers, whichever worker gives them.
 "use strict";
 const CONVERSATION = "/v1/conversations/chat";
+const HANDLER = "answer"; // of the workers
 const key = location.hash.slice(1);
 const byId = (id) => document.getElementById(id);
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 const workers = new Map(); // name: what the page's server says of it, and its place on the page
-let followed = ""; // the worker that this page asks and follows
 let messages = []; // those of the conversation
 let inbox = []; // those that wait; the first one is answered now, or next
 let request = null; // the request of the message whose answer is followed; null: any turn
@@ -26,46 +26,33 @@ async function ask(method, url, body) {
   throw new (unavailable ? TypeError : Error)(problem.detail);
 }
 
-// Ask the followed worker, and the other one if it does not answer. A message has a request id: it is accepted once.
-async function askWorker(method, path, body) {
+// Ask the service, again while it is not there. A message has a request id: it is accepted once.
+async function askService(method, path, body) {
   for (;;) {
-    const asked = followed;
     try {
-      return await ask(method, workers.get(asked).url + CONVERSATION + path, body);
+      return await ask(method, CONVERSATION + path, body);
     } catch (error) {
-      if (!(error instanceof TypeError)) throw error; // a TypeError: there was no answer, or the worker starts or stops
-      if (followed === asked) other();
-      showWorkers();
+      if (!(error instanceof TypeError)) throw error; // a TypeError: there was no answer, or the service starts or stops
       await pause(200);
     }
   }
 }
 
-function other() {
-  const names = [...workers.keys()];
-  followed = names[(names.indexOf(followed) + 1) % names.length];
-}
-
 // The output
 
 async function follow(wanted) {
-  showWorkers();
   const mine = ++followers;
   if (source) source.close();
   if (wanted !== request) answer = { worker: "", text: "", position: "" };
   request = wanted;
-  const { ticket } = await askWorker("POST", "/tickets");
+  const { ticket } = await askService("POST", "/tickets");
   if (mine !== followers) return;
   const query = new URLSearchParams({ ticket, notices: true });
   if (request) query.set("request", request);
   if (answer.position) query.set("after", answer.position);
-  source = new EventSource(`${workers.get(followed).url}${CONVERSATION}/output?${query}`);
+  source = new EventSource(`${CONVERSATION}/output?${query}`);
   source.onerror = async () => {
     source.close();
-    if (mine !== followers) return;
-    const before = followed;
-    other();
-    happened(`The stream of ${before} ended. This page goes on at ${followed}.`);
     await pause(200);
     if (mine === followers) follow(request);
   };
@@ -114,8 +101,8 @@ async function refresh() {
   reading ??= (async () => {
     while (again) {
       again = false;
-      const waiting = await askWorker("GET", "/inbox");
-      messages = (await askWorker("GET", "/messages?order=desc&limit=100&fresh=true")).messages.reverse();
+      const waiting = await askService("GET", "/inbox");
+      messages = (await askService("GET", "/messages?order=desc&limit=100&fresh=true")).messages.reverse();
       inbox = waiting.inputs;
       const first = inbox.length ? inbox[0].request_id : null;
       if (!source || first !== request) await follow(first);
@@ -146,7 +133,7 @@ function show() {
   const shown = messages.map((each) => bubble(each.role, each.name, each.content));
   const speaking = Boolean(answer.worker);
   const dead = workers.get(answer.worker)?.state === "dead";
-  const label = dead ? `${answer.worker} died; the other worker answers when its lease has ended` : `${answer.worker} speaks`;
+  const label = dead ? `${answer.worker} died; another worker answers when its lease has ended` : `${answer.worker} speaks`;
   inbox.forEach((each, at) => {
     const answered = at === 0 && speaking;
     shown.push(bubble("user", answered ? "" : "waits in the inbox", each.message.content, answered ? "" : "waiting"));
@@ -176,9 +163,7 @@ function showWorkers() {
     card.dataset.state = state;
     card.querySelector(".state").textContent = texts[state];
     card.querySelector(".speaks").hidden = !(inbox.length && name === answer.worker && state !== "dead");
-    card.querySelector(".follows").hidden = name !== followed;
     card.querySelector(".danger").disabled = state === "dead";
-    card.querySelector(".follow").disabled = state !== "serving" || name === followed;
   }
 }
 
@@ -200,16 +185,9 @@ async function look() {
 function card(name) {
   const made = byId("worker").content.cloneNode(true).firstElementChild;
   made.querySelector("h2").textContent = name;
-  const act = (button, label, done) => {
-    made.querySelector(button).setAttribute("aria-label", label);
-    made.querySelector(button).addEventListener("click", done);
-  };
-  act(".danger", `Kill ${name}`, () => ask("DELETE", `workers/${name}`).then(look));
-  act(".follow", `Follow at ${name}`, () => {
-    followed = name;
-    happened(`This page goes on at ${name}.`);
-    follow(request);
-  });
+  const button = made.querySelector("button");
+  button.setAttribute("aria-label", `Kill ${name}`);
+  button.addEventListener("click", () => ask("DELETE", `workers/${name}`).then(look));
   byId("workers").append(made);
   return made;
 }
@@ -219,7 +197,7 @@ byId("form").addEventListener("submit", async (event) => {
   const content = byId("text").value;
   byId("text").value = "";
   try {
-    await askWorker("POST", "/inbox", { message: { role: "user", content }, request_id: crypto.randomUUID() });
+    await askService("POST", "/inbox", { message: { role: "user", content }, handler: HANDLER, request_id: crypto.randomUUID() });
     await refresh();
   } catch (error) {
     happened(`Not accepted: ${error.message}`);
@@ -229,7 +207,7 @@ byId("form").addEventListener("submit", async (event) => {
 
 byId("stop").addEventListener("click", async () => {
   byId("stop").disabled = true;
-  const { state } = await askWorker("POST", "/stop", { reason: "the user pressed stop" });
+  const { state } = await askService("POST", "/stop", { reason: "the user pressed stop" });
   happened(`stop: ${state}`);
 });
 
@@ -244,9 +222,6 @@ async function begin() {
       await pause(1000);
     }
   }
-  const serving = () => [...workers.values()].find((each) => each.state === "serving");
-  while (!serving()) await pause(200).then(look);
-  followed = serving().name;
   setInterval(() => look().catch(() => happened("The command has ended.")), 500);
   await refresh();
 }
