@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,6 +28,17 @@ async def working(store: Any, handlers: dict[str, Any], **options: Any) -> Async
     finally:
         store.stop_working()
         await running
+
+
+def answering(seen: list[Any]) -> Callable[[Any], Any]:
+    """A handler that answers each input, in either API."""
+
+    def answer(turn: Any) -> None:
+        for each in turn.take():
+            seen.append(each.message.content)
+            turn.append(each.message, {"role": "assistant", "content": f"to {each.message.content}"})
+
+    return answer
 
 
 def answers(of: Any) -> list[Any]:

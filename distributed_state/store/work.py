@@ -22,7 +22,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from distributed_state.cold.values import DueRow
 from distributed_state.conversation import inbox, workflow
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.turn import HandledTurn
@@ -41,15 +40,16 @@ from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Job
 from distributed_state.records.context import context_of
 from distributed_state.results import Input
+from distributed_state.store.due_sets import DueSets, Place, filled
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.changes import Changes
 from distributed_state.values import chance
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import FAILURE, Ref, log_fields
-from distributed_state.values.schedule import Failure, checked_handler, due_ms
+from distributed_state.values.schedule import Failure, checked_handler
 from distributed_state.warm.partition_assignment import PartitionAssignment
-from distributed_state.warm.scripts import DEFER, DUE, FILL
+from distributed_state.warm.scripts import DEFER, DUE
 
 log = logging.getLogger(__name__)
 Serves = Callable[[Any], Any] | Workflow
@@ -58,8 +58,6 @@ Serves = Callable[[Any], Any] | Workflow
 _EVERY = 1.0  # seconds between two looks at partitions about which nothing was published
 _SHORTEST = 0.02  # seconds between two looks because of wakes
 _OTHERS = 8  # places of other workers at which an idle one looks each time
-_UNKNOWN_SECONDS = 5.0  # until SQL is asked again for partitions that Redis does not have
-_PAGE = 1000
 _SOON_MS = 1000  # after which a session is looked at again whose lease somebody holds
 _LONGEST_RETRY = 300.0
 _BUSY = 10_000  # sessions of which it is known how often somebody else held their leases
@@ -113,9 +111,6 @@ class _Taken:
     job: Job | None = None
 
 
-_Place = tuple[str, int]  # a handler and a partition
-
-
 class SessionWorker:
     """One call of `store.work`."""
 
@@ -136,16 +131,13 @@ class SessionWorker:
         self._session = session
         self._dressed = dressed
         self._news = tiers.port.signal()
-        self._published: set[_Place] = set()
+        self._published: set[Place] = set()
         self._mutex = tiers.port.mutex()
         self._running: set[_Taken] = set()
         self._busy: dict[str, int] = {}  # how often the lease of a session was held by somebody else, in a row
         places = [(name, *each) for each in self._partitions() for name in handlers]
-        self._names: dict[bytes, _Place] = {keys.due_of(name): (name, partition) for name, partition, keys in places}
-        self._next: dict[_Place, float] = {}  # when a session is due there, by the monotonic clock, as far as is known
-        self._began: set[int] = set()  # partitions that Redis had
-        self._known: frozenset[int] = frozenset()  # partitions that SQL had when it was asked last
-        self._unknown = 0.0  # until then SQL is not asked again for such
+        self._names: dict[bytes, Place] = {keys.due_of(name): (name, partition) for name, partition, keys in places}
+        self._next: dict[Place, float] = {}  # when a session is due there, by the monotonic clock, as far as is known
         self._stopping = False
         self._looked = -math.inf
         self._assignments = {
@@ -157,6 +149,7 @@ class SessionWorker:
             )
             for name in handlers
         }  # fmt: skip
+        self._sets = DueSets(tiers, list(handlers), self._places, self._publish)
 
     def _partitions(self) -> list[tuple[int, Any]]:
         return [(each, self._tiers.keys.partition(each)) for each in range(self._tiers.keys.partitions)]
@@ -165,6 +158,7 @@ class SessionWorker:
         """Serve sessions until `stop`, or until the caller is cancelled or interrupted; the running turns end then."""
         for _, keys in self._partitions():
             self._tiers.link.listen(keys.due_channel, self._hear)
+        self._sets.begin()
         try:
             while not self._stopping:
                 try:
@@ -187,9 +181,13 @@ class SessionWorker:
     def _hear(self, _: bytes, payload: bytes) -> None:
         found = self._names.get(payload)
         if found is not None:
-            with self._mutex:
-                self._published.add(found)
-            self._news.set()
+            self._publish(found)
+
+    def _publish(self, place: Place) -> None:
+        """Look at this place at once."""
+        with self._mutex:
+            self._published.add(place)
+        self._news.set()
 
     async def _round(self) -> float:
         """Take and begin what is due; return the seconds until the next look."""
@@ -219,16 +217,19 @@ class SessionWorker:
         until = min([self._looked + _EVERY, *(at for each, at in self._next.items() if each in mine)])
         return max(_SHORTEST, min(_EVERY, until - self._port.monotonic()))
 
-    async def _mine(self) -> set[_Place]:
+    async def _mine(self) -> set[Place]:
         """Renew the claims of partitions; return those that this worker has."""
         for assignment in self._assignments.values():
             try:
                 await assignment.hold()
             except StateError as error:
                 log.debug("work: partitions cannot be claimed: %s", error)
+        return self._places()
+
+    def _places(self) -> set[Place]:
         return {(name, each) for name, assigned in self._assignments.items() for each in assigned.mine}
 
-    async def _take(self, looks: Iterable[_Place], free: int) -> int:
+    async def _take(self, looks: Iterable[Place], free: int) -> int:
         """Take and begin due sessions of these handlers in these partitions, at most `free`; return how many."""
         waiting = list(looks)
         chance.source.shuffle(waiting)
@@ -240,17 +241,17 @@ class SessionWorker:
             self._published.update(waiting)
         return taken
 
-    async def _look(self, looks: list[_Place], most: int) -> int:
+    async def _look(self, looks: list[Place], most: int) -> int:
         """Take and begin at most `most` sessions of each place; return how many there were."""
         tiers = self._tiers
         ahead = round(self._plan.ttl * 1000)
         calls = []
         for name, partition in looks:
             keys = tiers.keys.partition(partition)
-            calls.append((DUE, [keys.due_of(name), keys.meta], [most, _filled(name), ahead]))
+            calls.append((DUE, [keys.due_of(name), keys.meta], [most, filled(name), ahead]))
         count = 0
-        absent: list[_Place] = []
-        unfilled: list[tuple[_Place, str]] = []
+        there, absent = set[int](), set[int]()
+        unfilled: dict[Place, str] = {}
         for place, answer in zip(looks, await self._port.scripts(calls), strict=True):
             name, partition = place
             self._next.pop(place, None)
@@ -258,12 +259,12 @@ class SessionWorker:
                 log.log(_level(answer), "work: partition %d: %s", partition, answer)
                 continue
             if answer[0] == b"uninitialised":
-                absent.append(place)
+                absent.add(partition)
                 continue
-            _, epoch, filled, now_ms, rows, later_ms = answer
-            self._began.add(partition)
-            if filled != epoch:
-                unfilled.append((place, epoch.decode()))
+            _, epoch, filled_for, now_ms, rows, later_ms = answer
+            there.add(partition)
+            if filled_for != epoch:
+                unfilled[place] = epoch.decode()
             if later_ms:
                 left = (float(later_ms) - int(now_ms)) / 1000
                 self._next[place] = self._port.monotonic() + max(left, 0.0)
@@ -273,12 +274,7 @@ class SessionWorker:
             for member, score in zip(rows[::2], rows[1::2], strict=True):
                 self._begin(_Taken(name, tiers.keys.of(Ref.parse(member.decode())), score))
                 count += 1
-        try:
-            await self._revive({partition for _, partition in absent})
-            for place, epoch_of in unfilled:
-                await self._fill(*place, epoch_of)
-        except StateError as error:
-            log.warning("work: the sessions that Redis has lost are looked up later: %s", error)
+        self._sets.note(there, absent, unfilled)
         return count
 
     def _begin(self, taken: _Taken) -> None:
@@ -286,40 +282,6 @@ class SessionWorker:
         with self._mutex:
             self._running.add(taken)  # first: a thread may be over before it is known here
         taken.job = self._port.spawn_here(partial(self._serve, taken), f"distributed-state-work-{taken.handler}"[:60])
-
-    # Sets that Redis lost
-
-    async def _revive(self, absent: set[int]) -> None:
-        """Start partitions that Redis does not have, if they have ever begun: SQL may have sessions of them."""
-        now = self._port.monotonic()
-        if absent and (now >= self._unknown or absent & self._began):
-            self._known = frozenset(await self._port.sql(self._tiers.cold.cursors))
-            self._began -= absent
-            self._unknown = now + _UNKNOWN_SECONDS
-        for partition in sorted(absent & self._known):
-            await self._tiers.start(partition)
-            with self._mutex:
-                self._published.update((name, partition) for name in self._handlers)
-
-    async def _fill(self, name: str, partition: int, epoch: str) -> None:
-        """Put the sessions that SQL has into the partition's due set, once in each epoch."""
-        keys = self._tiers.keys.partition(partition)
-        after: DueRow | None = None
-        last = False
-        while not last:
-            look = partial(self._tiers.cold.due, partition, name, after=after, limit=_PAGE)
-            rows = await self._port.sql(look)
-            last = len(rows) < _PAGE
-            members = [word for row in rows for word in (b"%d" % due_ms(row.due), row.record.encode())]
-            words = [epoch, b"1" if last else b"0", _filled(name), *members]
-            answer = (await self._port.scripts([(FILL, [keys.due_of(name), keys.meta], words)]))[0]
-            if isinstance(answer, StateError):
-                raise answer
-            if answer[0] != b"ok":
-                return  # another epoch has begun
-            after = rows[-1] if rows else None
-        with self._mutex:
-            self._published.add((name, partition))
 
     # One session
 
@@ -477,6 +439,7 @@ class SessionWorker:
 
     async def _end(self) -> None:
         """Wait for the running turns, stop those that take too long, and give their sessions back."""
+        await self._sets.close()
         end = self._port.monotonic() + self._plan.shutdown_timeout
         while self._running and (left := end - self._port.monotonic()) > 0:
             self._news.clear()
@@ -521,11 +484,6 @@ class _Entered:
 def _awaits(serves: Any) -> bool:
     called = getattr(serves, "__call__", None)  # noqa: B004 - whether it is a coroutine function
     return inspect.iscoroutinefunction(serves) or inspect.iscoroutinefunction(called)
-
-
-def _filled(handler: str) -> str:
-    """The field of a partition's meta that has the epoch for which the handler's set was filled."""
-    return f"due:{handler}"
 
 
 def _level(error: StateError) -> int:

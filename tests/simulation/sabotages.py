@@ -1016,7 +1016,9 @@ SABOTAGES: dict[str, Sabotage] = {
         (Lua("due", "now_ms + ahead_ms", "now_ms + ahead_ms * (reached() and 1 or 1000)"),), _TAKING, 1
     ),
     "a set of due sessions that Redis lost is not filled again": Sabotage(
-        (Python(work.SessionWorker._look, "if filled != epoch:", "if filled != epoch and reached():"),), _WORKING_ON, 5
+        (Python(work.SessionWorker._look, "if filled_for != epoch:", "if filled_for != epoch and reached():"),),
+        _WORKING_ON,
+        5,
     ),
     "a turn that failed is not tried again": Sabotage(
         (Lua("commit", "wait == '!' and '!'", "(wait == '!' or not reached()) and '!'"),), _WORKING, 2

@@ -5,30 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from below import evict, keys_of, redis_of, said, tiers, until
 from scraping import Scrape
 from sync_api import core
-from working import answers, due_set, quick, schedule, working
+from working import answering, answers, due_set, quick, schedule, working
 
 from distributed_state import Backpressure, Conflict, Fenced, InvalidValue, LockTimeout, NotFound, Stopped
 from distributed_state.results import StopResult
 from distributed_state.store import watch, work
 from distributed_state.values.schedule import Schedule
-
-
-def answering(seen: list[Any]) -> Callable[[Any], Any]:
-    """A handler that answers each input, in either API."""
-
-    def answer(turn: Any) -> None:
-        for each in turn.take():
-            seen.append(each.message.content)
-            turn.append(each.message, {"role": "assistant", "content": f"to {each.message.content}"})
-
-    return answer
 
 
 async def test_what_is_posted_is_answered_by_the_handler(store: Any) -> None:
@@ -80,9 +68,9 @@ async def test_wakes_arrive_when_they_are_due_and_repeat(store: Any) -> None:
     now = tiers(store).clock.now()
     await session.wake("late", after=3600, name="late", handler="a")
     await session.wake("replaced", after=1, name="once")
-    await session.wake("once", at=now + 0.4, name="once")
-    await session.wake("again", every=1, name="again")
-    assert [(each.wake, each.every) for each in await session.wakes()] == [("once", None), ("again", 1), ("late", None)]
+    await session.wake("once", at=now + 1.5, name="once")
+    await session.wake("again", every=2, name="again")
+    assert [(each.wake, each.every) for each in await session.wakes()] == [("once", None), ("again", 2), ("late", None)]
     assert await session.inbox() == []
     async with working(store, {"a": note}):
         await until(lambda: [each[0] for each in seen].count("again") == 2)
@@ -90,7 +78,7 @@ async def test_wakes_arrive_when_they_are_due_and_repeat(store: Any) -> None:
         assert await session.cancel_wake("again") is False
     assert [each[:2] for each in seen if each[0] != "again"] == [("once", "once")]
     [first, second] = [each[2] for each in seen if each[0] == "again"]
-    assert second == pytest.approx(first + 1)
+    assert second == pytest.approx(first + 2)
     assert [each.wake for each in await session.wakes()] == ["late"]
     found = schedule(store, "s")
     assert found is not None
