@@ -60,6 +60,7 @@ _SHORTEST = 0.02  # seconds between two looks because of wakes
 _OTHERS = 8  # places of other workers at which an idle one looks each time
 _SOON_MS = 1000  # after which a session is looked at again whose lease somebody holds
 _LONGEST_RETRY = 300.0
+_FREE = b"free"  # published by a worker that has released partitions
 _BUSY = 10_000  # sessions of which it is known how often somebody else held their leases
 
 
@@ -138,7 +139,7 @@ class SessionWorker:
         places = [(name, *each) for each in self._partitions() for name in handlers]
         self._names: dict[bytes, Place] = {keys.due_of(name): (name, partition) for name, partition, keys in places}
         self._next: dict[Place, float] = {}  # when a session is due there, by the monotonic clock, as far as is known
-        self._stopping = False
+        self._stopping = self._released = False
         self._looked = -math.inf
         self._assignments = {
             name: PartitionAssignment(
@@ -182,6 +183,9 @@ class SessionWorker:
         found = self._names.get(payload)
         if found is not None:
             self._publish(found)
+        elif payload == _FREE:
+            self._released = True
+            self._news.set()
 
     def _publish(self, place: Place) -> None:
         """Look at this place at once."""
@@ -218,13 +222,24 @@ class SessionWorker:
         return max(_SHORTEST, min(_EVERY, until - self._port.monotonic()))
 
     async def _mine(self) -> set[Place]:
-        """Renew the claims of partitions; return those that this worker has."""
+        """Renew the claims of partitions, give back those beyond a fair share; return the places of this worker."""
+        released, self._released = self._released, False
         for assignment in self._assignments.values():
+            if released:
+                assignment.hurry()
             try:
                 await assignment.hold()
+                if excess := assignment.excess:
+                    await assignment.give_back(excess)
+                    await self._let_know(excess)
             except StateError as error:
                 log.debug("work: partitions cannot be claimed: %s", error)
         return self._places()
+
+    async def _let_know(self, free: list[int]) -> None:
+        """Have the other workers claim these partitions at once."""
+        channel = self._tiers.keys.partition(free[0]).due_channel
+        await self._tiers.warm.command(b"SPUBLISH", channel, _FREE)
 
     def _places(self) -> set[Place]:
         return {(name, each) for name, assigned in self._assignments.items() for each in assigned.mine}
@@ -438,8 +453,9 @@ class SessionWorker:
     # The end
 
     async def _end(self) -> None:
-        """Wait for the running turns, stop those that take too long, and give their sessions back."""
+        """Release the partitions, wait for the running turns, stop those that take too long, and give them back."""
         await self._sets.close()
+        await self._leave()
         end = self._port.monotonic() + self._plan.shutdown_timeout
         while self._running and (left := end - self._port.monotonic()) > 0:
             self._news.clear()
@@ -456,10 +472,19 @@ class SessionWorker:
         try:
             for taken in left_over:
                 await self._send(taken, self._now_ms())
-            for assignment in self._assignments.values():
-                await assignment.leave()
         except StateError as error:
             log.warning("work: %s; others go on when the leases have ended", error)
+
+    async def _leave(self) -> None:
+        """Release all partitions, and let the other workers know: they serve them while the last turns run here."""
+        for assignment in self._assignments.values():
+            try:
+                mine = assignment.mine
+                await assignment.leave()
+                if mine:
+                    await self._let_know(mine)
+            except StateError as error:
+                log.warning("work: %s; others go on when the claims have ended", error)
 
 
 class NothingTaken(Exception):

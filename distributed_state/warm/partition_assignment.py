@@ -56,6 +56,10 @@ class PartitionAssignment:
         self.mine: list[int] = []
         self.excess: list[int] = []
 
+    def hurry(self) -> None:
+        """Look for partitions at the next `hold`: another member has left."""
+        self._renew_at = 0.0
+
     async def hold(self) -> None:
         """Renew and claim partitions, if that is due; then `mine` has the held ones, `excess` those to give back."""
         if not self._rounds.due(self._renew_at):

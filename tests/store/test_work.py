@@ -271,6 +271,53 @@ async def test_workers_share_the_sessions_and_serve_each_input_once(opener: Any)
 
 
 @pytest.mark.replicas
+async def test_a_worker_that_begins_later_gets_its_share_of_the_partitions(opener: Any) -> None:
+    one, other = await opener(), await opener()
+    partitions = tiers(one).keys.partitions
+
+    def share(store: Any) -> int:
+        return len(core(store)._handlers.working._places())
+
+    async with working(one, {"a": answering([])}):
+        await until(lambda: share(one) == partitions)
+        async with working(other, {"a": answering([])}):
+            await until(lambda: share(one) == share(other) == partitions // 2, 30.0)
+        await until(lambda: share(one) == partitions, 30.0)
+
+
+@pytest.mark.replicas
+@pytest.mark.only(api="asyncio")
+async def test_a_worker_that_ends_leaves_its_partitions_at_once(opener: Any) -> None:
+    """Others serve them while its last turns run, and do not wait for their next look at the claims."""
+    one, other = await opener(), await opener()
+    going = asyncio.Event()
+    seen: list[Any] = []
+
+    async def slow(turn: Any) -> None:
+        taken = turn.take()
+        seen.extend(each.message.content for each in taken)
+        while taken[0].message.content == "slow" and not going.is_set():
+            await asyncio.sleep(0.01)
+        turn["n"] = 1
+
+    async with working(one, {"a": slow}), working(other, {"a": slow}):
+        workers = [core(each)._handlers.working for each in (one, other)]
+        await until(lambda: all(each._places() for each in workers), 30.0)
+        number = 0
+        while not all(each._running for each in workers):  # neither is idle, and looks at what others have
+            await one.session(f"slow{number}").post(said("slow"), handler="a")
+            number += 1
+            await asyncio.sleep(0.2)
+        one.stop_working()
+        await until(lambda: len(workers[1]._places()) == tiers(one).keys.partitions, 5.0)
+        assert workers[0]._running
+        for number in range(8):
+            await other.session(f"s{number}").post(said(str(number)), handler="a")
+        await until(lambda: {*map(str, range(8))} <= {*seen})
+        going.set()
+
+
+@pytest.mark.replicas
 async def test_a_session_whose_worker_died_is_served_by_another_one(opener: Any) -> None:
     store, other = await opener(), await opener()
     session = store.session("s")
