@@ -110,7 +110,7 @@ class DueSets(JobWorker):
             for name in self._handlers:
                 self._found((name, partition))
         with self._mutex:
-            self._began -= absent - known
+            self._began = (self._began | known) - (absent - known)
             self._unknown = self._port.monotonic() + _UNKNOWN_SECONDS
 
     async def _fill(self, place: Place) -> None:

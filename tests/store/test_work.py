@@ -15,7 +15,7 @@ from working import answering, answers, due_set, quick, schedule, working
 
 from distributed_state import Backpressure, Conflict, Fenced, InvalidValue, LockTimeout, NotFound, Stopped
 from distributed_state.results import StopResult
-from distributed_state.store import watch, work
+from distributed_state.store import due_sets, watch, work
 from distributed_state.values.schedule import Schedule
 
 
@@ -383,7 +383,7 @@ async def test_sessions_are_due_again_after_redis_lost_everything(opener: Any) -
 
 @pytest.mark.replicas
 async def test_a_worker_with_one_slot_finds_all_that_redis_lost(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "_UNKNOWN_SECONDS", 3600.0)  # it asks SQL once, for all partitions
+    monkeypatch.setattr(due_sets, "_UNKNOWN_SECONDS", 3600.0)  # it asks SQL once, for all partitions
     store = await opener()
     for number in range(4):
         await store.session(f"s{number}").post(said(str(number)), handler="a")
