@@ -22,11 +22,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
 
 import orjson
-from mcp import types
-from mcp.server.context import ServerRequestContext
-from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
@@ -36,7 +32,7 @@ from distributed_state.conversation.session import AsyncSession
 from distributed_state.errors import AccessDenied, InvalidValue, NotFound, StateError
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import waited
-from distributed_state.programs.service import requests
+from distributed_state.programs.service import mcp_sdk, requests
 from distributed_state.programs.service.answers import encode, refusal
 from distributed_state.programs.service.requests import (
     PREFIX,
@@ -72,7 +68,6 @@ _LAST = 100  # messages of a resource
 _INSTRUCTIONS = """\
 Durable state of agents: sessions with fields, messages and notes, shared by all agents that work on them.
 Read the state before you change it, and give its version as expect_version. Keep in notes what must be remembered."""
-Context = ServerRequestContext[Any, Any]
 
 
 def operation() -> Operation:
@@ -96,15 +91,17 @@ class Endpoint:
     """Answers requests of the protocol."""
 
     def __init__(self) -> None:
-        self._server: Server[Any] = Server(
+        self._server = mcp_sdk.server(
             "distributed-state",
-            instructions=_INSTRUCTIONS,
-            on_list_tools=self._list_tools,
-            on_call_tool=self._call_tool,
-            on_list_resources=self._list_resources,
-            on_list_resource_templates=self._list_templates,
-            on_read_resource=self._read_resource,
-            get_tool_input_schema=lambda name: TOOLS[name].schema_of_arguments() if name in TOOLS else None,
+            _INSTRUCTIONS,
+            {
+                "list_tools": self._list_tools,
+                "call_tool": self._call_tool,
+                "list_resources": self._list_resources,
+                "list_resource_templates": self._list_templates,
+                "read_resource": self._read_resource,
+            },
+            lambda name: TOOLS[name].schema_of_arguments() if name in TOOLS else None,
         )
 
     async def serve(self, asked: Asked) -> Response:
@@ -121,64 +118,57 @@ class Endpoint:
 
     # Tools
 
-    async def _list_tools(self, context: Context, _: types.PaginatedRequestParams | None) -> types.ListToolsResult:
+    async def _list_tools(self, request: Request, _: Any) -> dict[str, Any]:
         """List the tools that the caller may call."""
-        rights = _asked(context).caller.rights
-        return types.ListToolsResult(tools=[_shown(each) for each in TOOLS.values() if each.right in rights])
+        rights = _asked(request).caller.rights
+        return {"tools": [_shown(each) for each in TOOLS.values() if each.right in rights]}
 
-    async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def _call_tool(self, request: Request, params: Any) -> dict[str, Any]:
         if params.name not in TOOLS:
-            raise MCPError(code=types.INVALID_PARAMS, message=f"there is no tool {params.name!r:.80}")
+            raise mcp_sdk.refused(mcp_sdk.INVALID_PARAMS, f"there is no tool {params.name!r:.80}")
         try:
-            text = await _run(_asked(context), TOOLS[params.name], params.arguments)
+            text = await _run(_asked(request), TOOLS[params.name], params.arguments)
         except Exception as error:  # noqa: BLE001 - the agent gets its public text, and the log the rest
-            return types.CallToolResult(content=[types.TextContent(text=_problem(error))], is_error=True)
-        return types.CallToolResult(content=[types.TextContent(text=_collected(context).keep(text))])
+            return {"content": [{"type": "text", "text": _problem(error)}], "isError": True}
+        return {"content": [{"type": "text", "text": _collected(request).keep(text)}]}
 
     # Resources
 
-    async def _list_resources(
-        self, context: Context, _: types.PaginatedRequestParams | None
-    ) -> types.ListResourcesResult:
+    async def _list_resources(self, request: Request, _: Any) -> dict[str, Any]:
         """List the resources of the session that the client names for all calls; templates describe the others."""
-        asked = _asked(context)
+        asked = _asked(request)
         named = requests.header(asked.request, SESSION)
         if not named or not named.startswith(asked.caller.prefix) or "read" not in asked.caller.rights:
-            return types.ListResourcesResult(resources=[])
+            return {"resources": []}
         listed = [
-            types.Resource(uri=f"{kind}://{as_text.quoted(named)}", name=kind, description=text, mime_type=_JSON)
+            {"uri": f"{kind}://{as_text.quoted(named)}", "name": kind, "description": text, "mimeType": _JSON}
             for kind, text in RESOURCES.items()
         ]
-        return types.ListResourcesResult(resources=listed)
+        return {"resources": listed}
 
-    async def _list_templates(
-        self, context: Context, _: types.PaginatedRequestParams | None
-    ) -> types.ListResourceTemplatesResult:
+    async def _list_templates(self, request: Request, _: Any) -> dict[str, Any]:
         listed = [
-            types.ResourceTemplate(uri_template=f"{kind}://{{session}}", name=kind, description=text, mime_type=_JSON)
+            {"uriTemplate": f"{kind}://{{session}}", "name": kind, "description": text, "mimeType": _JSON}
             for kind, text in RESOURCES.items()
         ]
-        return types.ListResourceTemplatesResult(resource_templates=listed)
+        return {"resourceTemplates": listed}
 
-    async def _read_resource(
-        self, context: Context, params: types.ReadResourceRequestParams
-    ) -> types.ReadResourceResult:
-        kind, _, named = params.uri.partition("://")
+    async def _read_resource(self, request: Request, params: Any) -> dict[str, Any]:
+        uri = str(params.uri)
+        kind, _, named = uri.partition("://")
         try:
             if kind not in RESOURCES or not named:
-                raise InvalidValue(f"a resource is state://SESSION or messages://SESSION, not {params.uri!r:.80}")
-            asked = _asked(context)
+                raise InvalidValue(f"a resource is state://SESSION or messages://SESSION, not {uri!r:.80}")
+            asked = _asked(request)
             given = {"session": records.within(asked, _name(named))}
             tool: type[Tool] = GetState
             if kind == "messages":
                 tool, given = ReadMessages, given | {"limit": str(_LAST)}
             text = await _run(asked, tool, given)
         except Exception as error:  # noqa: BLE001 - likewise
-            code = types.INVALID_PARAMS if isinstance(error, StateError) else types.INTERNAL_ERROR
-            raise MCPError(code=code, message=_problem(error)) from None
-        return types.ReadResourceResult(
-            contents=[types.TextResourceContents(uri=params.uri, text=_collected(context).keep(text), mime_type=_JSON)]
-        )
+            code = mcp_sdk.INVALID_PARAMS if isinstance(error, StateError) else mcp_sdk.INTERNAL_ERROR
+            raise mcp_sdk.refused(code, _problem(error)) from None
+        return {"contents": [{"uri": uri, "text": _collected(request).keep(text), "mimeType": _JSON}]}
 
 
 def _name(quoted: str) -> str:
@@ -207,15 +197,14 @@ def _receive(request: Request) -> Receive:
     return whole
 
 
-def _asked(context: Context) -> Asked:
-    asked = context.request.scope[_ASKED] if context.request is not None else None
+def _asked(request: Request) -> Asked:
+    asked = request.scope[_ASKED]
     assert isinstance(asked, Asked)
     return asked
 
 
-def _collected(context: Context) -> _Collected:
-    assert context.request is not None
-    found = context.request.scope[_COLLECTED]
+def _collected(request: Request) -> _Collected:
+    found = request.scope[_COLLECTED]
     assert isinstance(found, _Collected)
     return found
 
@@ -228,13 +217,10 @@ def _problem(error: Exception) -> str:
     return f"{problem['error']}: {text}"
 
 
-def _shown(tool: type[Tool]) -> types.Tool:
-    hints = types.ToolAnnotations(
-        read_only_hint=tool.right == "read", destructive_hint=tool.right == "delete", open_world_hint=False
-    )
-    return types.Tool(
-        name=tool.name, description=tool.description(), input_schema=tool.schema_of_arguments(), annotations=hints
-    )
+def _shown(tool: type[Tool]) -> dict[str, Any]:
+    hints = {"readOnlyHint": tool.right == "read", "destructiveHint": tool.right == "delete", "openWorldHint": False}
+    schema = tool.schema_of_arguments()
+    return {"name": tool.name, "description": tool.description(), "inputSchema": schema, "annotations": hints}
 
 
 class _Collected:
