@@ -87,7 +87,7 @@ def json_lines(stream: TextIO | None = None) -> logging.StreamHandler[TextIO]:
     handler.addFilter(_NAMED)
     renamed = {"levelname": "level", "name": "logger"}
     handler.setFormatter(
-        JsonFormatter(["levelname", "name", "message"], rename_fields=renamed, timestamp="time", style="{")
+        JsonFormatter("{levelname}{name}{message}", rename_fields=renamed, timestamp="time", style="{")
     )
     return handler
 
