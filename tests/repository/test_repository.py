@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from lowest import floors
 
 pytestmark = pytest.mark.unit
 
@@ -43,6 +44,20 @@ def test_the_workflow_runs_all_stages() -> None:
     known = re.search(r"^\[ \$# -gt 0 \] \|\| stages=\((.*)\)$", CI, re.MULTILINE)
     assert known
     assert sorted(" ".join(stages).split()) == sorted(known[1].split())
+
+
+def test_the_workflow_tests_the_lowest_versions_too() -> None:
+    """Each requirement of the package and of the extras that tests use has one."""
+    found = floors(PROJECT)
+    assert {"redis", "pydantic", "mcp", "langchain-core", "psycopg"} <= found.keys()
+    assert found["redis"] == "6.4"
+    assert "bash .ci/run lowest" in steps("ci")
+    assert "python3 tools/lowest.py >.venv-lowest/lowest.txt" in CI
+
+
+def test_a_requirement_without_a_lowest_version_is_found() -> None:
+    with pytest.raises(ValueError, match="'redis<9' names no lowest version"):
+        floors(PROJECT | {"dependencies": ["redis<9"]})
 
 
 def test_the_nightly_workflow_runs_every_test_on_every_server() -> None:
