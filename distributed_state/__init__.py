@@ -1,6 +1,15 @@
 """State for agents that run on many servers: read at memory speed, changed atomically, archived, never half written."""
 
 from importlib import import_module
+from importlib.util import find_spec
+
+# A dependency, but not of the versions of Python for which it has no wheel (pyproject.toml).
+if find_spec("orjson") is None:
+    raise ModuleNotFoundError(
+        "distributed_state needs orjson, which has no wheel for some versions of Python: use Python 3.11 to 3.14, "
+        "or run `pip install orjson`, which may need a Rust compiler",
+        name="orjson",
+    )
 
 # Where each public name is defined. Its module is imported when the name is first used, so that a program pays only for
 # what it uses. `__init__.pyi` says the same to type checkers, and a test that the two agree.

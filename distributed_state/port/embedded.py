@@ -32,6 +32,11 @@ class EmbeddedServer:
             from fakeredis import FakeServer
 
             from distributed_state.port.embedded_client import EmbeddedClient
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                f"the embedded server needs {error.name}, which is not installed: run "
+                "`pip install 'distributed-state[embedded]'`, or give the url of a server"
+            ) from error
         except (ImportError, AttributeError) as error:
             raise ConfigurationError(
                 "the embedded server needs fakeredis 2.40, and the one installed is built differently: "

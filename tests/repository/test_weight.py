@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -79,6 +80,30 @@ def test_a_command_that_needs_a_store_loads_one() -> None:
     """What the help does without is what the probe would have found."""
     loaded = loaded_by(COMMAND.format(words=["--archive", "memory", "sessions"]) + "; main()")
     assert {"redis", "fakeredis", "sqlalchemy", "distributed_state.store.blocking"} <= loaded
+
+
+def test_without_orjson_the_import_says_what_to_do() -> None:
+    """The state of a Python for which it has no wheel; with it, all other tests here import the package."""
+    refused = run("import sys; sys.modules['orjson'] = None; import distributed_state")
+    assert refused.stderr.splitlines()[-1].startswith(
+        "ModuleNotFoundError: distributed_state needs orjson, which has no"
+    )
+    assert "pip install orjson" in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["fakeredis", "lupa"])
+def test_without_the_embedded_server_a_store_on_a_server_opens(name: str, servers: Any) -> None:
+    """As on a Python for which there are no wheels of it; an embedded store names the extra."""
+    lean = f"import sys; sys.modules[{name!r}] = None; from distributed_state import StateStore\n"
+    url = servers.redis("valkey").url
+    opened = run(
+        f"{lean}with StateStore.open({url!r}, archive='memory', namespace='lean-{name}') as store:\n"
+        "    print(store.session('s').set('n', 1))"
+    )
+    assert opened.stdout == "1\n", opened.stderr
+    refused = run(lean + "StateStore.open(archive='memory')").stderr.splitlines()[-1]
+    assert f"ConfigurationError: the embedded server needs {name}, which is not installed" in refused
+    assert "pip install 'distributed-state[embedded]'" in refused
 
 
 @pytest.mark.wide
