@@ -81,7 +81,7 @@ def resolves(requirement: str, chosen: Sequence[str]) -> bool:
 
 def main(words: Sequence[str]) -> int:
     """Check all rows, or those of the named packages."""
-    found = []
+    found: list[str] = []
     for each in neighbours(PAGE.read_text()):
         if not words or re.split(r"[\[>=]", each.requirement)[0] in words:
             found += wrong(each, extras(), resolves)

@@ -51,7 +51,8 @@ def test_the_workflow_tests_the_lowest_versions_too() -> None:
     found = floors(PROJECT)
     assert {"redis", "pydantic", "mcp", "langchain-core", "psycopg"} <= found.keys()
     assert found["redis"] == "6.4"
-    assert "bash .ci/run lowest" in steps("ci")
+    apart = read(".github/workflows/ci.yml")["jobs"]["apart"]["strategy"]["matrix"]["include"]
+    assert {each["stage"] for each in apart} == {"lowest", "artefacts"}
     assert "python3 tools/lowest.py >.venv-lowest/lowest.txt" in CI
 
 
@@ -69,10 +70,14 @@ def test_the_nightly_workflow_runs_every_test_on_every_server() -> None:
 
 def test_a_release_is_checked_before_it_is_published_and_only_then_may_publish() -> None:
     jobs = read(".github/workflows/release.yml")["jobs"]
-    assert jobs["publish"]["needs"] == "build"
+    assert (jobs["publish"]["needs"], jobs["site"]["needs"]) == ("build", "publish")
     assert jobs["publish"]["permissions"]["id-token"] == "write"
     assert "permissions" not in jobs["build"]  # the workflow's own: read
-    order = [steps("release").index(each) for each in ("bash .ci/run", "python -m build", "twine check --strict")]
+    ran = steps("release").split("\n")
+    assert ran.index("bash .ci/run") < ran.index("bash .ci/run artefacts")
+    order = [
+        CI.index(each) for each in ("-m build", "twine check --strict", "check-wheel-contents dist", "check_artefacts")
+    ]
     assert order == sorted(order)
 
 
