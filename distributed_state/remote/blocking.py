@@ -22,6 +22,7 @@ from distributed_state.remote.requests import AsyncRemoteLease
 from distributed_state.remote.session import AsyncRemoteOutput, AsyncRemoteSession, AsyncRemoteTurn, AsyncRemoteTurnBody
 from distributed_state.remote.store import RETRY_FOR, TIMEOUT, AsyncRemoteEvents, AsyncRemoteStore, checked
 from distributed_state.results import (
+    Ask,
     Branch,
     Change,
     Checkpoint,
@@ -726,6 +727,41 @@ class RemoteSession(RemoteRecord):
         """Take an input out of the inbox; False if it is no longer there."""
         return finish(self._core.withdraw(number))
 
+    def wake(
+        self,
+        text: str = "",
+        *,
+        after: float | None = None,
+        at: float | None = None,
+        name: str = "",
+        every: float | None = None,
+        handler: str | None = None,
+        durability: str | None = None,
+    ) -> None:
+        """Begin a turn later, as on a direct store. If the reply is lost, the wake is set again, under its name."""
+        finish(
+            self._core.wake(text, after=after, at=at, name=name, every=every, handler=handler, durability=durability)
+        )
+
+    def wakes(self) -> list[Input]:
+        """Read the wakes that are set, the next one first; `time` is when each is due."""
+        return finish(self._core.wakes())
+
+    def cancel_wake(self, name: str = "") -> bool:
+        """Remove a wake; False if none with this name is set."""
+        return finish(self._core.cancel_wake(name))
+
+    def answer(self, value: Any, name: str = "", *, id: str | None = None, durability: str | None = None) -> bool:
+        """Answer an open question of the session, as on a direct store; False if somebody has answered it already.
+
+        If the reply is lost this raises Unavailable, because a repetition could not tell this answer from another one.
+        """
+        return finish(self._core.answer(value, name, id=id, durability=durability))
+
+    def retry(self) -> bool:
+        """Let a session go on that failed or was stopped, as on a direct store; False if it did not."""
+        return finish(self._core.retry())
+
     def append(self, *messages: Message | dict[str, Any], revive: bool = False, durability: str | None = None) -> int:
         """Add messages to the conversation in one commit and return the new version. `revive` is as in `write`."""
         return finish(self._core.append(*messages, revive=revive, durability=durability))
@@ -1068,6 +1104,13 @@ class RemoteStore:
                 stuck=stuck,
             )
         )
+
+    def asks(self, *, user: str | None = None, limit: int = 50, fresh: bool = False, **others: Never) -> list[Ask]:
+        """List open questions to people, those of the last changed sessions first, of at most `limit` sessions.
+
+        The service always looks at unarchived changes, too, as `fresh` asks for.
+        """
+        return finish(self._core.asks(user=user, limit=limit, fresh=fresh, **others))
 
     def search(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Never, Self
 
+from distributed_state.conversation.inbox import Later
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.request_log import name_of
 from distributed_state.conversation.session import AsyncSession
@@ -422,6 +423,51 @@ class AsyncRemoteSession(AsyncRemoteRecord):
             raise InvalidValue(f"an input's number is an int from 1 on, not {number!r:.80}")
         done = await self._place.requests.order("DELETE", f"{self._place.path}/inbox/{number}", repeatable=True)
         return bool(done["withdrawn"])
+
+    async def wake(
+        self,
+        text: str = "",
+        *,
+        after: float | None = None,
+        at: float | None = None,
+        name: str = "",
+        every: float | None = None,
+        handler: str | None = None,
+        durability: str | None = None,
+    ) -> None:
+        """Begin a turn later, as on a direct store. If the reply is lost, the wake is set again, under its name."""
+        _unsaid(durability)
+        Later(text, after, at, every)
+        given = {"text": text, "after": after, "at": at, "every": every, "name": name}
+        body = {key: value for key, value in given.items() if value is not None}
+        if handler is not None:
+            body["handler"] = checked_handler(handler)
+        await self._place.requests.order("POST", f"{self._place.path}/wakes", body, repeatable=True)
+
+    async def wakes(self) -> list[Input]:
+        """Read the wakes that are set, the next one first; `time` is when each is due."""
+        found = await self._place.read(f"{self._place.path}/schedule", absent={"wakes": []})
+        return [values.waiting(each) for each in found["wakes"]]
+
+    async def cancel_wake(self, name: str = "") -> bool:
+        """Remove a wake; False if none with this name is set."""
+        path = with_query(f"{self._place.path}/wakes", {"name": name})
+        return bool((await self._place.requests.order("DELETE", path, repeatable=True))["cancelled"])
+
+    async def answer(self, value: Any, name: str = "", *, id: str | None = None, durability: str | None = None) -> bool:
+        """Answer an open question of the session, as on a direct store; False if somebody has answered it already.
+
+        If the reply is lost this raises Unavailable, because a repetition could not tell this answer from another one.
+        """
+        _unsaid(durability)
+        codec.encode(value, "value")
+        body = {"value": value, "name": name} | ({} if id is None else {"id": id})
+        return bool((await self._place.requests.order("POST", f"{self._place.path}/answers", body))["accepted"])
+
+    async def retry(self) -> bool:
+        """Let a session go on that failed or was stopped, as on a direct store; False if it did not."""
+        done = await self._place.requests.order("POST", f"{self._place.path}/retry", repeatable=True)
+        return bool(done["retried"])
 
     async def append(
         self, *messages: Message | dict[str, Any], revive: bool = False, durability: str | None = None

@@ -26,7 +26,7 @@ from distributed_state.remote.requests import (
     with_query,
 )
 from distributed_state.remote.session import AsyncRemoteSession
-from distributed_state.results import Event, SessionInfo
+from distributed_state.results import Ask, Event, SessionInfo
 from distributed_state.values import chance
 from distributed_state.values.model import Ref, escape
 from distributed_state.values.search import KINDS, Filter, Kind, SearchHit
@@ -236,6 +236,17 @@ class AsyncRemoteStore:
         }  # fmt: skip
         kind = kind_of(Ref(scope, "any").scope)
         return [values.made(SessionInfo, each) for each in (await self._requests.read(f"/v1/{kind}", query))[kind]]
+
+    async def asks(
+        self, *, user: str | None = None, limit: int = 50, fresh: bool = False, **others: Never
+    ) -> list[Ask]:
+        """List open questions to people, those of the last changed sessions first, of at most `limit` sessions.
+
+        The service always looks at unarchived changes, too, as `fresh` asks for.
+        """
+        values.refuse_options("asks", others)
+        found = await self._requests.read("/v1/asks", {"user": user, "limit": limit})
+        return [values.ask(each) for each in found["asks"]]
 
     async def search(
         self,

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from distributed_state.conversation.output import PART_NAMES
 from distributed_state.errors import ConfigurationError, InvalidValue
 from distributed_state.results import (
+    Ask,
     Branch,
     Change,
     Checkpoint,
@@ -41,7 +42,9 @@ from distributed_state.values.levels import check_staleness
 from distributed_state.values.model import ABSENT, Message, Presence, Ref
 from distributed_state.values.search import SearchHit, tag_texts
 
-T = TypeVar("T", Branch, Checkpoint, HeldLease, Lifetime, Replica, SearchHit, SessionInfo, TimedRun, TurnTimes, Waiter)
+T = TypeVar(
+    "T", Ask, Branch, Checkpoint, HeldLease, Lifetime, Replica, SearchHit, SessionInfo, TimedRun, TurnTimes, Waiter
+)
 
 
 def fields(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -270,6 +273,11 @@ def waiting(found: Mapping[str, Any]) -> Input:
     return Input(found["number"], given, found["request_id"], found["time"], found["wake"], found["every"])
 
 
+def ask(found: Mapping[str, Any]) -> Ask:
+    """An open question to a person."""
+    return made(Ask, {**found, "session": found["conversation"]})
+
+
 _PARTS: dict[str, Any] = {name: kind for kind, name in PART_NAMES.items()}
 _DIRECT = "open the store by its Redis URL for that"
 INSTEAD = {
@@ -307,6 +315,7 @@ OPTIONS = {
     "limit": "raise when its time is over",
     "slot": "give a request_id",
     "take_over": "PUT /v1/conversations/{id}/lease/{token}, or " + _DIRECT,
+    "prefix": "choose among what it returns",
     "group": "keep the position, and give it as since=",
     "progress": _DIRECT,
 }

@@ -12,7 +12,17 @@ import pytest
 from proxy import Proxy
 from serving import served
 
-from distributed_state import AsyncRemoteStore, RemoteStore, StateStore, Stopped
+from distributed_state import (
+    AsyncRemoteStore,
+    ConfigurationError,
+    Conflict,
+    InvalidValue,
+    NotFound,
+    RemoteStore,
+    StateStore,
+    Stopped,
+    Workflow,
+)
 from distributed_state.programs.servers import redis_server
 from distributed_state.programs.service import Limits, Service
 from distributed_state.results import Chunk, Ended, Failed, Notice
@@ -158,6 +168,51 @@ def test_an_input_is_posted_withdrawn_taken_and_followed(both: Both) -> None:
         turn.append({"role": "assistant", "content": "a"})
     assert both.beside.inbox() == []
     assert said(both.session.output("q", wait=10)) == ["a", "Ended"]
+
+
+def test_wakes_are_set_listed_and_cancelled(both: Both) -> None:
+    session = both.session
+    with pytest.raises(NotFound):
+        both.store.session("none").wake("early", after=1, handler="a")
+    assert session.wakes() == both.store.session("none").wakes() == []
+    assert session.cancel_wake("x") is False
+    session.wake("later", after=3600, name="later", handler="a")
+    session.wake("often", after=60, every=60, name="often")
+    assert session.wakes() == both.beside.wakes()
+    assert [(each.wake, each.every) for each in session.wakes()] == [("often", 60), ("later", None)]
+    assert (session.cancel_wake("later"), session.cancel_wake("later")) == (True, False)
+    for bad in ({}, {"after": -1}, {"after": 1, "at": 1}, {"after": 1, "handler": "a b"}):
+        with pytest.raises(InvalidValue):
+            session.wake("x", **bad)
+    with pytest.raises(Conflict, match="handler is 'a'"):
+        session.wake("x", after=1, handler="b")
+
+
+def test_a_question_is_listed_and_answered_once(both: Both) -> None:
+    with both.beside.turn() as turn:
+        turn.ask("Shall I book?", name="booking", data={"price": 900})
+    assert both.store.asks(user="nobody") == []
+    [ask] = both.store.asks()
+    assert [ask] == both.direct.asks(fresh=True)
+    with pytest.raises(NotFound, match="no open question"):
+        both.session.answer("yes", "booking", id="another")
+    with pytest.raises(InvalidValue):
+        both.session.answer(object(), "booking")
+    assert both.session.answer({"book": True}, "booking", id=ask.id) is True
+    assert both.session.answer("no", "booking") is False
+    assert [each.message.metadata for each in both.beside.inbox()] == [{"answers": "booking", "value": {"book": True}}]
+    assert both.store.asks() == []
+    with pytest.raises(ConfigurationError, match="prefix= of asks"):
+        both.store.asks(prefix="x")
+
+
+def test_what_failed_is_tried_again(both: Both) -> None:
+    with pytest.raises(NotFound):
+        both.session.retry()
+    agent = Workflow({"planning": lambda state, turn: state.to_error("no")})
+    both.direct.run(agent, "look", session_id="c")
+    assert (both.session.retry(), both.session.retry()) == (True, False)
+    assert both.beside.phase(fresh=True) == "planning"
 
 
 def test_notices_come_through_a_service(both: Both) -> None:

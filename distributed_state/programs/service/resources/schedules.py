@@ -80,13 +80,16 @@ async def stuck(asked: Asked, ids: Sequence[str]) -> list[dict[str, Any] | None]
 
 
 class Retried(Answer):
-    """`retried` is false if the last turn of the handler did not fail."""
+    """`retried` is false if nothing failed or was stopped."""
 
     retried: bool
 
 
 async def retry(asked: Asked) -> Response:
-    """Let a worker call the conversation's handler again now, after it failed."""
+    """Let a conversation go on whose handler failed, or whose workflow failed or was stopped.
+
+    A worker goes on with it, or if it has no handler, the program that runs its workflow.
+    """
     session = records.handle(asked, "session")
     return answer({"retried": await session.retry()})
 
