@@ -402,7 +402,7 @@ def post(
     ] = None,
     handler: Annotated[
         str | None,
-        typer.Option(help="Handler that serves it, if it has none yet.", show_default=False),
+        typer.Option(help="Handler, for a session without one.", show_default=False),
     ] = None,
 ) -> None:
     """Leave a user's message for the next turn of a session, and print its number in the inbox.
