@@ -5,7 +5,7 @@ ttl, so that no other worker finds it meanwhile. Then it takes the session's lea
 turn computes when the session is due again. If the worker dies, the lease ends, and the session is due again after the
 ttl. A session whose lease somebody else holds is looked at again when that lease may have ended.
 
-The partitions are shared among the workers of a handler, and a worker that has nothing to do also looks at the others.
+The partitions are shared among the workers of a handler, and a worker that has room also looks at some of the others.
 It looks once a second, and at once where a commit has published that a session is due.
 
 Design: section 31.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -57,7 +58,7 @@ Serves = Callable[[Any], Any] | Workflow
 
 _EVERY = 1.0  # seconds between two looks at partitions about which nothing was published
 _SHORTEST = 0.02  # seconds between two looks because of wakes
-_OTHERS = 8  # places of other workers at which an idle one looks each time
+_OTHERS = 8  # places of other workers at which one with room looks each time, at least
 _SOON_MS = 1000  # after which a session is looked at again whose lease somebody holds
 _LONGEST_RETRY = 300.0
 _FREE = b"free"  # published by a worker that has released partitions
@@ -138,6 +139,7 @@ class SessionWorker:
         self._busy: dict[str, int] = {}  # how often the lease of a session was held by somebody else, in a row
         places = [(name, *each) for each in self._partitions() for name in handlers]
         self._names: dict[bytes, Place] = {keys.due_of(name): (name, partition) for name, partition, keys in places}
+        self._turns = deque(chance.source.sample(list(self._names.values()), len(self._names)))
         self._next: dict[Place, float] = {}  # when a session is due there, by the monotonic clock, as far as is known
         self._stopping = self._released = False
         self._looked = -math.inf
@@ -212,10 +214,8 @@ class SessionWorker:
             self._looked = now
             looks |= mine
         free -= await self._take(looks, free)
-        if whole and not self._running:
-            others = sorted(set(self._names.values()) - mine)
-            few = chance.source.sample(others, min(_OTHERS, len(others)))
-            await self._take(few, free)
+        if whole and free > 0:
+            await self._take(self._others(mine), free)
         if self._published and len(self._running) < self._plan.concurrency:
             return 0.0
         until = min([self._looked + _EVERY, *(at for each, at in self._next.items() if each in mine)])
@@ -235,6 +235,20 @@ class SessionWorker:
             except StateError as error:
                 log.debug("work: partitions cannot be claimed: %s", error)
         return self._places()
+
+    def _others(self, mine: set[Place]) -> list[Place]:
+        """Some places of other workers, the next ones: such a worker may have died, or have no room.
+
+        Twice as many as this worker has, so that all workers together look at each place twice, however many they are.
+        """
+        found: list[Place] = []
+        for _ in range(len(self._turns)):
+            if self._turns[0] not in mine:
+                found.append(self._turns[0])
+            self._turns.rotate(-1)
+            if len(found) >= max(_OTHERS, 2 * len(mine)):
+                break
+        return found
 
     async def _let_know(self, free: list[int]) -> None:
         """Have the other workers claim these partitions at once."""

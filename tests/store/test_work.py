@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from typing import Any
@@ -330,6 +331,32 @@ async def test_a_session_whose_worker_died_is_served_by_another_one(opener: Any)
         await asyncio.sleep(0.3)
         assert seen == []
         await until(lambda: seen == ["1"])
+
+
+@pytest.mark.replicas
+async def test_a_worker_that_has_room_serves_partitions_that_a_dead_one_has_claimed(opener: Any) -> None:
+    store, other = await opener(), await opener()
+    dead = work.SessionWorker(tiers(store), {"a": print}, work.Plan(1, 1.0, 8, 1.0), lambda id: None, lambda it: it)
+    assert len(await dead._mine()) == tiers(store).keys.partitions
+    going = threading.Event()
+    seen: list[Any] = []
+
+    def slow(turn: Any) -> None:
+        seen.extend(each.message.content for each in turn.take())
+        while seen[-1] == "slow" and not going.wait(0.01):
+            pass
+        turn["n"] = 1
+
+    async with working(other, {"a": slow}):
+        try:
+            await store.session("slow").post(said("slow"), handler="a")
+            await until(lambda: seen == ["slow"])
+            for number in range(4):
+                await store.session(f"s{number}").post(said(str(number)), handler="a")
+            await until(lambda: len(seen) == 5, 5.0)
+            assert not core(other)._handlers.working._places(), "the claims have not ended"
+        finally:
+            going.set()
 
 
 async def test_a_session_that_somebody_holds_is_served_afterwards(store: Any) -> None:
