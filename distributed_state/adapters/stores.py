@@ -18,6 +18,7 @@ from pydantic_core import to_json, to_jsonable_python
 
 from distributed_state import (
     AsyncItems,
+    AsyncRecord,
     AsyncSession,
     AsyncStateStore,
     ConfigurationError,
@@ -31,6 +32,7 @@ from distributed_state.conversation import asks
 from distributed_state.port.background import finish as finish
 from distributed_state.port.bodies import loop
 from distributed_state.records.context import context_of
+from distributed_state.results import SessionInfo
 
 T = TypeVar("T")
 ASK = asks.FIELD
@@ -38,6 +40,7 @@ ASK = asks.FIELD
 WAITING = asks.PHASE
 """The phase of a session that has open questions: `store.asks` looks for it."""
 _PAGE = 1000
+_RECORDS_AT_ONCE = 100
 _ASKED = 1000  # characters of a question
 
 
@@ -60,6 +63,19 @@ def named(id: Any, what: str) -> str:
     if not isinstance(id, str) or not id:
         raise InvalidValue(f"{what} must be a non-empty str, not {id!r:.80}")
     return id
+
+
+def joined(*parts: str) -> str:
+    """Join parts into one id; different lists of parts give different ids. Raises InvalidValue for non-strings."""
+    for part in parts:
+        if not isinstance(part, str):
+            raise InvalidValue(f"the parts of an id are str, not {part!r:.80}")
+    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
+
+
+def parted(id: str) -> list[str]:
+    """The parts of an id made by `joined`."""
+    return [part.replace("%2F", "/").replace("%25", "%") for part in id.split("/")]
 
 
 def ending(session: AsyncSession) -> AsyncSession:
@@ -90,19 +106,33 @@ async def every(items: AsyncItems, **wanted: Any) -> list[Item]:
     return found
 
 
-async def sessions_below(store: AsyncStateStore, prefix: str, **wanted: Any) -> list[str]:
-    """The ids of all sessions with this prefix, unarchived ones included.
+async def infos_below(store: AsyncStateStore, prefix: str, **wanted: Any) -> list[SessionInfo]:
+    """The rows of all sessions with this prefix, unarchived ones included.
 
     Pages are in the order of ids, so that concurrent writes do not move a session past them.
     """
-    found: list[str] = []
+    found: list[SessionInfo] = []
     after = None
     while True:
         page = await store.sessions(prefix=prefix, **wanted, fresh=True, limit=_PAGE, after=after)
-        found += [info.id for info in page]
+        found += page
         if len(page) < _PAGE:
             return found
         after = page[-1].cursor
+
+
+async def sessions_below(store: AsyncStateStore, prefix: str, **wanted: Any) -> list[str]:
+    """The ids of all sessions with this prefix."""
+    return [info.id for info in await infos_below(store, prefix, **wanted)]
+
+
+async def newest(records: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
+    """The fields of records as the server has them now; concurrent requests leave in one write."""
+    many = list(records)
+    found: list[dict[str, Any]] = []
+    for at in range(0, len(many), _RECORDS_AT_ONCE):
+        found += await asyncio.gather(*(each.get_all(fresh=True) for each in many[at : at + _RECORDS_AT_ONCE]))
+    return found
 
 
 class Opening(Generic[T]):

@@ -41,7 +41,7 @@ from distributed_state import (
     WarmUnavailable,
 )
 from distributed_state.adapters.adk import DistributedSessionService, register
-from distributed_state.adapters.adk.service import joined, parted
+from distributed_state.adapters.stores import joined, parted
 
 pytestmark = pytest.mark.only(api="asyncio")
 ALL = ("ours", "in memory", "sqlite")

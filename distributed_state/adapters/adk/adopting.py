@@ -24,8 +24,6 @@ from distributed_state.adapters.adk.service import (
     as_message,
     continues,
     dumped,
-    joined,
-    parted,
     state_of,
     stored_name,
 )
@@ -42,6 +40,7 @@ from distributed_state.adapters.adopting import (
     sqlite_path,
     untouched,
 )
+from distributed_state.adapters.stores import joined, parted
 
 _AT_ONCE = 200
 _SHARED = ("app:", "user:")

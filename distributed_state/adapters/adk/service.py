@@ -49,7 +49,7 @@ from distributed_state import (
     InvalidValue,
     StateStore,
 )
-from distributed_state.adapters.stores import Streamed, open_store, sessions_below
+from distributed_state.adapters.stores import Streamed, joined, newest, open_store, parted, sessions_below
 
 UPDATED = "adk:updated"
 REVISION = "adk:revision"
@@ -74,24 +74,11 @@ _PAGE = 100
 _ROUNDS = 20
 
 
-def joined(*parts: str) -> str:
-    """Join parts into one id; different lists of parts give different ids. Raises InvalidValue for non-strings."""
-    for part in parts:
-        if not isinstance(part, str):
-            raise InvalidValue(f"an app's name, a user's id and a session's are str, not {part!r:.80}")
-    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
-
-
 def trimmed(id: str) -> str:
     """A session's id without surrounding whitespace, as in ADK's own services."""
     if not isinstance(id, str):
         raise InvalidValue(f"a session's id is a str, not {id!r:.80}")
     return id.strip()
-
-
-def parted(id: str) -> list[str]:
-    """The parts of an id made by `joined`."""
-    return [part.replace("%2F", "/").replace("%25", "%") for part in id.split("/")]
 
 
 def stored_name(key: str) -> str:
@@ -227,15 +214,6 @@ def _first_after(page: list[dict[str, Any]], timestamp: float) -> int:
         if page[at - 1].get("event", {}).get("timestamp", timestamp) < timestamp:
             return at
     return 0
-
-
-async def newest(records: Iterable[AsyncRecord]) -> list[dict[str, Any]]:
-    """The fields of records as the server has them now; concurrent requests leave in one write."""
-    many = list(records)
-    found: list[dict[str, Any]] = []
-    for at in range(0, len(many), _PAGE):
-        found += await asyncio.gather(*(record.get_all(fresh=True) for record in many[at : at + _PAGE]))
-    return found
 
 
 async def listed(store: AsyncStateStore, app: str, user: str | None) -> list[tuple[str, str, str]]:
