@@ -12,12 +12,14 @@ import pytest
 from distributed_state import ConfigurationError, InvalidValue, StateStore
 from distributed_state.adapters.adk import DistributedSessionService
 from distributed_state.adapters.agno import AsyncDistributedDb, DistributedDb
+from distributed_state.adapters.claude_agent_sdk import DistributedSessionStore
 from distributed_state.adapters.langchain import DistributedChatMessageHistory
 from distributed_state.adapters.langgraph import DistributedStateSaver, DistributedStateStore
 from distributed_state.adapters.openai_agents import DistributedSession
 
 BY_STORE = (
     DistributedSessionService, AsyncDistributedDb, DistributedDb, DistributedStateSaver, DistributedStateStore,
+    DistributedSessionStore,
     lambda store: DistributedSession("a", store), lambda store: DistributedChatMessageHistory("a", store),
 )  # fmt: skip
 FRAMEWORKS = {
@@ -26,6 +28,7 @@ FRAMEWORKS = {
     "langgraph": ("langgraph", "langgraph"),
     "adk": ("adk", "google.adk"),
     "agno": ("agno", "agno"),
+    "claude-agent-sdk": ("claude_agent_sdk", "claude_agent_sdk"),
 }
 
 
