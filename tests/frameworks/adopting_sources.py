@@ -1,9 +1,9 @@
-"""What frameworks keep by themselves, small, for tests of `distributed-state adopt`."""
+"""What frameworks keep by themselves, small, for tests of `distributed-state adopt`, and how these adopt it."""
 
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,17 @@ from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
+
+from distributed_state.adapters.adopting import Adopted, adopt
+
+
+async def run(part: Any, store: Any, source: Any, *, more: Any = None, **options: Any) -> Adopted:
+    async with AsyncExitStack() as stack:
+        return await adopt(await part.threads(stack, store, source, **(more or {})), store, **options)
+
+
+def counts(done: Adopted) -> tuple[int, int, dict[str, str], dict[str, str]]:
+    return done.copied, done.there, done.differ, done.failed
 
 
 def config_of(thread: str, checkpoint_id: str | None = None, namespace: str = "") -> Any:

@@ -7,7 +7,7 @@ import re
 import sqlite3
 import subprocess
 import sys
-from contextlib import AsyncExitStack, closing
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,7 +16,7 @@ import psycopg
 import pytest
 from below import hidden
 from frameworks import adopting_sources
-from frameworks.adopting_sources import add, config_of, memory_saver, sqlite_saver, thread
+from frameworks.adopting_sources import add, config_of, counts, memory_saver, run, sqlite_saver, thread
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 
@@ -24,7 +24,6 @@ import distributed_state.adapters.openai_agents_adopting as openai
 from distributed_state import NotFound, StateStore
 from distributed_state.adapters.adk import DistributedSessionService
 from distributed_state.adapters.adk import adopting as adk
-from distributed_state.adapters.adopting import Adopted, adopt
 from distributed_state.adapters.agno import AsyncDistributedDb
 from distributed_state.adapters.agno import adopting as agno
 from distributed_state.adapters.langgraph import DistributedStateSaver
@@ -34,15 +33,6 @@ from distributed_state.adapters.openai_agents import DistributedSession
 pytestmark = pytest.mark.only(api="asyncio")
 COMMAND = (sys.executable, "-m", "distributed_state")
 MANY = 1000
-
-
-async def run(part: Any, store: Any, source: Any, *, more: Any = None, **options: Any) -> Adopted:
-    async with AsyncExitStack() as stack:
-        return await adopt(await part.threads(stack, store, source, **(more or {})), store, **options)
-
-
-def counts(done: Adopted) -> tuple[int, int, dict[str, str], dict[str, str]]:
-    return done.copied, done.there, done.differ, done.failed
 
 
 def shown(saver: Any, thread_id: str) -> Any:

@@ -578,7 +578,7 @@ def _records(lines: Iterable[str], file: Path) -> Iterator[tuple[int, list[str]]
 
 _log = logging.getLogger(__name__)
 _HELP_OF_ADOPT = (
-    "Copy threads or sessions from the own store of LangGraph, OpenAI Agents, ADK or Agno, and verify the copies."
+    "Copy threads or sessions from the own store of LangGraph, OpenAI Agents, ADK, Agno or Claude; verify the copies."
 )
 adopt = group("adopt", _HELP_OF_ADOPT)
 
@@ -676,6 +676,25 @@ def agno(
     Example: [cyan]distributed-state --url redis://host adopt agno sqlite:///agno.db[/]
     """
     _adopt(context, "agno.adopting", source, into, only, limit, dry_run)
+
+
+@adopt.command()
+def claude(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help="Claude Code's folder, such as ~/.claude, or its folder projects.")],
+    into: Into = None,
+    only: Only = None,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Copy the sessions of Claude Code or of the Claude Agent SDK: their transcripts and those of their subagents.
+
+    Names: project/session. The command can be repeated: it skips equal sessions and completes those that went on in the
+    source. A session that changed here is listed, not overwritten: exit code 1.
+
+    Example: [cyan]distributed-state --url redis://host adopt claude ~/.claude[/]
+    """
+    _adopt(context, "claude_agent_sdk_adopting", source, into, only, limit, dry_run)
 
 
 def _adopt(
