@@ -95,6 +95,7 @@ ADAPTERS: dict[str, str] = {
     "Google ADK": "adk",
     "Agno": "agno",
     "LangChain": "langchain",
+    "Claude Agent SDK": "claude_agent_sdk",
     "Opperator": "opperator",
 }
 

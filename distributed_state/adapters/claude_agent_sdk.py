@@ -291,7 +291,7 @@ def unknown(entries: Iterable[Entry], known: Sequence[Entry]) -> list[Entry]:
 
 
 def _time(entry: Entry) -> str:
-    """The time of an entry, "" if it has none that can be compared."""
+    """The time of an entry, or "" if its time cannot be compared with others."""
     time = entry.get("timestamp")
     return time if isinstance(time, str) and _TIME.fullmatch(time) else ""
 

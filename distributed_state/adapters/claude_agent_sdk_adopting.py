@@ -1,7 +1,7 @@
 """Copies the transcripts of Claude Code and of the Agent SDK into a store. Law: entries are added, never changed.
 
-A session is a file, `projects/<project>/<session>.jsonl`, with a folder beside it that has those of its subagents. What
-the SDK notes about a subagent in a file of its own is an entry in a store.
+A session is a file, `projects/<project>/<session>.jsonl`; the folder `<session>` beside it has the files of its
+subagents. The SDK keeps metadata of a subagent in another file, and as an entry in a store.
 """
 
 from __future__ import annotations

@@ -43,5 +43,5 @@ def test_the_frameworks_whose_own_tests_run_are_of_the_release_of_these_tests() 
     lines = root.joinpath("tests/frameworks/archives.txt").read_text().splitlines()
     tested = {line.split()[0] for line in lines if not line.startswith("#")}
     extras = tomllib.loads(root.joinpath("pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert len(tested) == 3
+    assert tested
     assert tested <= set(extras["frameworks"])
