@@ -96,6 +96,7 @@ ADAPTERS: dict[str, str] = {
     "Agno": "agno",
     "LangChain": "langchain",
     "Claude Agent SDK": "claude_agent_sdk",
+    "Pydantic AI": "pydantic_ai",
     "Opperator": "opperator",
 }
 

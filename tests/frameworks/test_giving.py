@@ -16,10 +16,11 @@ from distributed_state.adapters.claude_agent_sdk import DistributedSessionStore
 from distributed_state.adapters.langchain import DistributedChatMessageHistory
 from distributed_state.adapters.langgraph import DistributedStateSaver, DistributedStateStore
 from distributed_state.adapters.openai_agents import DistributedSession
+from distributed_state.adapters.pydantic_ai import DistributedConversationStore
 
 BY_STORE = (
     DistributedSessionService, AsyncDistributedDb, DistributedDb, DistributedStateSaver, DistributedStateStore,
-    DistributedSessionStore,
+    DistributedSessionStore, DistributedConversationStore,
     lambda store: DistributedSession("a", store), lambda store: DistributedChatMessageHistory("a", store),
 )  # fmt: skip
 FRAMEWORKS = {
@@ -29,6 +30,7 @@ FRAMEWORKS = {
     "adk": ("adk", "google.adk"),
     "agno": ("agno", "agno"),
     "claude-agent-sdk": ("claude_agent_sdk", "claude_agent_sdk"),
+    "pydantic-ai": ("pydantic_ai", "pydantic_ai"),
 }
 
 
@@ -43,7 +45,7 @@ def test_what_is_no_store_is_refused_and_a_password_is_not_shown(make: Callable[
 @pytest.mark.parametrize("make", [DistributedSession, DistributedChatMessageHistory])
 @pytest.mark.parametrize("id", ["", None, 5])
 def test_a_session_without_an_id_is_refused(make: Any, id: Any) -> None:
-    with StateStore.open() as store, pytest.raises(InvalidValue, match="must be a non-empty str"):
+    with StateStore.open(archive="memory") as store, pytest.raises(InvalidValue, match="must be a non-empty str"):
         make(id, store)
 
 

@@ -14,7 +14,15 @@ from agents.testing import ScriptedModel
 from agno.models.response import ToolExecution
 from agno.run.agent import RunContentEvent, RunStartedEvent, ToolCallStartedEvent
 from following import plain, shown
-from frameworks import adk_crew, agno_crew, claude_agent_sdk_crew, langchain_crew, langgraph_crew, openai_agents_crew
+from frameworks import (
+    adk_crew,
+    agno_crew,
+    claude_agent_sdk_crew,
+    langchain_crew,
+    langgraph_crew,
+    openai_agents_crew,
+    pydantic_ai_crew,
+)
 from frameworks.fleet import Member
 from frameworks.speaking import QUESTION, Words
 from google.adk.events.event import Event
@@ -27,7 +35,15 @@ from langchain_core.tools import tool
 from distributed_state import AsyncStateStore, InvalidValue, StateStore, Stopped
 from distributed_state.results import Chunk, StopResult
 
-CREWS = [langgraph_crew, openai_agents_crew, adk_crew, agno_crew, langchain_crew, claude_agent_sdk_crew]
+CREWS = [
+    langgraph_crew,
+    openai_agents_crew,
+    adk_crew,
+    agno_crew,
+    langchain_crew,
+    claude_agent_sdk_crew,
+    pydantic_ai_crew,
+]
 SAID = ["Oslo ", "is ", "lovely."]
 AGAIN = ["Bergen ", "is ", "wet."]
 

@@ -31,7 +31,7 @@ DOORS = {
     "alembic": "cold", "psycopg": ("cold", "adapters"), "filelock": "cold",
     "cryptography": "values", "opentelemetry": "warm", "yaml": "events", "prometheus_client": "store",
     "tiktoken": "formats", "langchain_core": ("formats", "adapters"), "agents": "adapters",
-    "google": "adapters", "agno": "adapters", "claude_agent_sdk": "adapters",
+    "google": "adapters", "agno": "adapters", "claude_agent_sdk": "adapters", "pydantic_ai": "adapters",
     "typer": "programs", "rich": "programs", "starlette": "programs", "uvicorn": "programs", "uvloop": "programs",
 }  # fmt: skip
 
