@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
-from distributed_state import AsyncLease, AsyncStateStore, Conflict, StateStore
+from distributed_state import AsyncLease, AsyncStateStore, Conflict, Deleted, StateStore
 from distributed_state.adapters.stores import Conversation, Streamed, lacking, named, open_store
 
 try:
@@ -84,13 +84,17 @@ class DistributedSession(SessionABC):
         )
         self._session = open_store(store).aio.session(session_id, **options)
         self._conversation = Conversation(self._session)
+        self._newest: list[_Place] | None = None  # as last read for a compaction; empty if there was none
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Read the newest `limit` items in their order, by default `session_settings.limit` or all; 0 gives []."""
         wanted = resolve_session_limit(limit, self.session_settings)
         if wanted is not None and wanted <= 0:
             return []
-        return [_item(stored) for stored in await self._conversation.read(wanted)]
+        found = await self._conversation.read(wanted)
+        if limit is None:  # not the read just before a replacement, which names a limit
+            self._newest = [*map(_place, found[-1:])]
+        return [_item(stored) for stored in found]
 
     async def add_items(self, items: list[TResponseInputItem]) -> None:
         """Add items in one commit: all of them, next to one another, or none.
@@ -122,12 +126,44 @@ class DistributedSession(SessionABC):
         lease: AsyncLease = self._session.lock(wait=wait, ttl=ttl)
         return lease
 
+    async def _read_compaction_items(self, limit: int | None) -> tuple[list[TResponseInputItem], bool]:
+        """The items to compact, and whether they are known to be all. Otherwise the SDK uses those in its cache."""
+        items = await self.get_items(limit)
+        return items, limit is not None and len(items) < limit
+
     async def _atomic_replace_items(self, items: list[TResponseInputItem]) -> bool:
-        """Replace the items in one commit, for the SDK. Not for a subclass, which may store items differently."""
+        """Replace the items in one commit, for the SDK. Not for a subclass, which may store items differently.
+
+        Raises Conflict if others changed them since they were read for a compaction. After False, the SDK would clear
+        the session.
+        """
         if type(self) is not DistributedSession:
             return False
-        await _settled(self._conversation.replace(_stored(items)))
+        newest, self._newest = self._newest, None
+        await _settled(self._replace_all(_stored(items), newest))
         return True
+
+    async def _replace_all(self, output: list[dict[str, Any]], newest: list[_Place] | None) -> None:
+        if newest is None:
+            await self._conversation.replace(output)
+            return
+        changed = Conflict(
+            f"session {self.session_id!r:.80}: items were added or removed while it was compacted, so nothing was "
+            "replaced: compact it again"
+        )
+        found = await self._session.raw_messages(last=1, fresh=True)
+        if not found and newest and not await self._session.exists():
+            raise Deleted(f"session {self.session_id!r:.80} was deleted while it was compacted: nothing was saved")
+        if found and [*map(_place, found)] != newest:
+            raise changed
+        if not newest:
+            if output:
+                await self._conversation.append(output)
+            return
+        try:
+            await self._session.replace_messages(output, expect_last=newest[0].number)
+        except Conflict as error:
+            raise changed from error
 
     async def _get_compaction_snapshot(
         self, limit: int, *, prune_prefix: Callable[[TResponseInputItem], bool] | None = None

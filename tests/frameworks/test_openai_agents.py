@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from agents import Agent, Runner, SessionSettings
-from agents.memory import Session
+from agents.extensions.memory.encrypt_session import EncryptedSession
+from agents.memory import OpenAIResponsesCompactionSession, Session
 from agents.testing import ScriptedModel
 from below import keys_of, redis_of, tiers, until
 from controls import sabotage
@@ -16,7 +19,7 @@ from frameworks.openai_agents_crew import QUIET, agent, called, look_up, spoken,
 from reaping import Sweeps, quiet
 from sync_api import Blocking
 
-from distributed_state import CorruptState, Deleted, InvalidValue
+from distributed_state import Conflict, CorruptState, Deleted, InvalidValue
 from distributed_state.adapters import openai_agents
 from distributed_state.adapters.openai_agents import DistributedSession
 
@@ -301,6 +304,60 @@ async def test_what_has_expired_before_a_suffix_goes_with_it(store: Any) -> None
     assert await store.session("s").version(fresh=True) == version + 1
     assert await (await session._get_compaction_snapshot(1, prune_prefix=lambda item: True)).replace_suffix(0, said(8))  # type: ignore[union-attr]
     assert await session.get_items() == said(8)
+
+
+class Compacting:
+    """A client of OpenAI whose model makes one item of all, while another worker does something."""
+
+    def __init__(self) -> None:
+        self.responses = self
+        self.given: list[list[Any]] = []
+        self.meanwhile: list[Awaitable[Any]] = []
+
+    async def compact(self, *, input: list[Any], **more: Any) -> Any:
+        self.given.append([each["content"] for each in input])
+        while self.meanwhile:
+            await self.meanwhile.pop()
+        return SimpleNamespace(output=said("short"))
+
+
+@pytest.mark.replicas
+@pytest.mark.parametrize("budget", [None, 50])
+@pytest.mark.parametrize("wrapped", ["plain", "encrypted"])
+async def test_what_was_added_while_the_model_compacts_is_not_dropped(
+    opener: Any, wrapped: str, budget: int | None
+) -> None:
+    """Not by the compaction of another worker, also not if the SDK remembers what it read before."""
+    client = Compacting()
+    sessions: list[Any] = [session_of(await opener()), session_of(await opener())]
+    sessions[0] = OpenAIResponsesCompactionSession("s", sessions[0], client=client, max_rollback_items=budget)  # type: ignore[arg-type]
+    if wrapped == "encrypted":
+        sessions = [EncryptedSession("s", each, "a key that is long enough for a test") for each in sessions]
+    session, other = sessions
+    forced = {"force": True, "compaction_mode": "input"}
+    await session.add_items(said(1, 2))
+    await session.run_compaction({"compaction_mode": "input"})  # reads, and leaves it at that: there is too little
+    await other.add_items(said(3))
+    client.meanwhile = [other.add_items(said(4))]
+    with pytest.raises(Conflict, match="'s': items were added or removed"):
+        await session.run_compaction(forced)
+    assert await session.get_items() == said(1, 2, 3, 4)
+    await session.run_compaction(forced)
+    assert await other.get_items() == said("short")
+    assert client.given == [["1", "2", "3"], ["1", "2", "3", "4"]]
+    # Empty, and reduced meanwhile.
+    await session.clear_session()
+    client.meanwhile = [other.clear_session()]
+    await session.run_compaction(forced)
+    assert await other.get_items() == said("short")
+    await session.clear_session()
+    client.meanwhile = [other.add_items(said(5, 6))]
+    with pytest.raises(Conflict):
+        await session.run_compaction(forced)
+    client.meanwhile = [other.pop_item()]
+    with pytest.raises(Conflict):
+        await session.run_compaction(forced)
+    assert await other.get_items() == said(5)
 
 
 async def test_a_subclass_owns_what_it_stores(store: Any) -> None:
