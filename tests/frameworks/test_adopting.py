@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import sqlite3
 import subprocess
 import sys
-from contextlib import closing
+import tomllib
+from collections.abc import Iterable
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -19,6 +22,7 @@ from frameworks import adopting_sources
 from frameworks.adopting_sources import add, config_of, counts, memory_saver, run, sqlite_saver, thread
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
+from packaging.requirements import Requirement
 
 import distributed_state.adapters.openai_agents_adopting as openai
 from distributed_state import NotFound, StateStore
@@ -49,6 +53,31 @@ def shown(saver: Any, thread_id: str) -> Any:
         key = named["checkpoint_ns"], str(named["checkpoint_id"])
         found[key] = (parent, checkpoint, text(each.metadata), repr(each.pending_writes))
     return found
+
+
+# What an extra brings
+
+
+def brought(requirements: Iterable[str]) -> set[str]:
+    """The names of all that these bring, with the extras that each asks for."""
+    found: set[tuple[str, str]] = set()
+    left = [(each, "") for each in requirements]
+    while left:
+        line, of = left.pop()
+        wanted = Requirement(line)
+        for extra in {"", *wanted.extras}:
+            asked = wanted.marker is None or wanted.marker.evaluate({"extra": of})
+            if asked and (wanted.name, extra) not in found:
+                found.add((wanted.name, extra))
+                left += [(each, extra) for each in importlib.metadata.requires(wanted.name) or ()]
+    return {name for name, _ in found}
+
+
+def test_the_extra_brings_what_reading_openai_agents_sessions_from_sql_needs() -> None:
+    """SQLAlchemy's asyncio, with which the SDK's class reads, needs greenlet, which since 2.1 only an extra brings."""
+    project = tomllib.loads(Path(__file__).parents[2].joinpath("pyproject.toml").read_text())["project"]
+    assert "greenlet" not in brought(project["dependencies"]), "the control"
+    assert "greenlet" in brought(project["optional-dependencies"]["openai-agents"])
 
 
 # LangGraph
