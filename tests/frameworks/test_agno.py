@@ -5,24 +5,31 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from agno.agent import Agent
 from agno.db.base import AsyncBaseDb, BaseDb, SessionType
 from agno.db.in_memory import InMemoryDb
+from agno.db.postgres import PostgresDb
+from agno.db.schemas.evals import EvalRunRecord, EvalType
 from agno.db.schemas.memory import UserMemory
-from agno.db.sqlite import SqliteDb
+from agno.db.sqlite import AsyncSqliteDb, SqliteDb
 from agno.models.base import Model
 from agno.models.response import ModelResponse
+from agno.os import AgentOS
 from agno.run.agent import RunOutput
 from agno.run.base import RunStatus
 from agno.session import AgentSession, TeamSession
+from agno.tracing.schemas import Trace
 from below import until
 from frameworks.examples import run_examples
 from reaping import Sweeps, quiet
@@ -192,6 +199,134 @@ async def test_sessions_are_listed_and_filtered(kind: str, opener: Any, tmp_path
         rows, total = await db.get_sessions(limit=2, deserialize=False, include_runs=False)
         assert (len(rows), total) == (2, 6)
         assert not any(row.get("runs") for row in rows)
+
+
+@pytest.mark.parametrize("kind", [each for each in ALL if each != "in memory"])
+async def test_a_page_needs_a_limit_and_counts_from_one(kind: str, opener: Any, tmp_path: Path) -> None:
+    async with database(kind, opener, tmp_path) as db:
+        await db.upsert_session(session())
+        for wrong in {"page": 2}, {"page": 0, "limit": 1}:
+            for call in (db.get_sessions, db.get_runs, db.get_user_memories, db.get_user_memory_stats):
+                with pytest.raises(ValueError, match="`page`"):
+                    await call(**wrong)
+
+
+@pytest.mark.parametrize("kind", [each for each in ALL if each != "in memory"])
+async def test_rows_of_runs_have_the_columns_of_the_table(kind: str, opener: Any, tmp_path: Path) -> None:
+    async with database(kind, opener, tmp_path) as db:
+        await db.upsert_session(session())
+        for number in range(3):
+            await db.upsert_run(run(f"r{number}"), session_id="s", user_id="ada", run_index=number + 5)
+        rows, _ = await db.get_runs(session_id="s", deserialize=False)
+        columns = ("run_id", "session_id", "run_type", "agent_id", "user_id", "status", "run_index")
+        of_second = {"run_id": "r1", "session_id": "s", "run_type": "agent", "agent_id": "a1"}
+        of_second |= {"user_id": "ada", "status": "COMPLETED", "run_index": 6}
+        alone = await db.get_run("r1", deserialize=False)
+        for row in rows[1], alone:
+            assert {name: row[name] for name in columns} == of_second
+            assert row["run_data"]["content"] == "of r1"
+        assert [row["run_index"] for row in rows] == [5, 6, 7]
+
+
+def days_ago(days: int) -> int:
+    return int(time.time()) - days * 86_400
+
+
+@pytest.mark.parametrize("kind", [each for each in ALL if each != "in memory"])
+async def test_metrics_are_counted_from_the_sessions(kind: str, opener: Any, tmp_path: Path) -> None:
+    """As Agno's database in memory counts them, which is the measure: its tables and ours are filled alike."""
+
+    async def counted(db: Any, **wanted: Any) -> Any:
+        rows, latest = await db.get_metrics(**wanted)
+        plain = [{name: value for name, value in row.items() if not name.endswith("_at")} for row in rows]
+        assert (latest is None) == (rows == [])
+        return sorted(
+            ({**row, "date": str(row["date"])[:10]} for row in plain),
+            key=lambda row: (row["date"], row["user_id"] or ""),
+        )
+
+    memory = Any_(InMemoryDb())
+    async with database(kind, opener, tmp_path) as db:
+        both = (memory, db)
+        for each in both:
+            assert not await each.calculate_metrics()
+            for id, user, days in (("a", "ada", 3), ("b", "ada", 3), ("c", None, 1), ("d", "bob", 0)):
+                made = session(id, user=user)
+                made.created_at = days_ago(days)
+                made.session_data["session_metrics"] = {"input_tokens": 7, "output_tokens": 3, "total_tokens": 10}
+                await each.upsert_session(made)
+                used = run(f"of {id}", session_id=id, model="m", model_provider="p")
+                await each.upsert_run(used, session_id=id, user_id=user, run_index=0)
+            assert len(await each.calculate_metrics()) == 3
+        theirs, ours = [await counted(each) for each in both]
+        assert len(theirs) == 3
+        if kind != "sqlite":  # its ids are random
+            assert ours == theirs
+        today = datetime.now(UTC).date()
+        for wanted in ({"user_id": "ada"}, {"user_id": ""}, {"starting_date": today}, {"ending_date": today}):
+            assert len(await counted(db, **wanted)) == len(await counted(memory, **wanted))
+        # What comes today is added; the days that are over stay as they were counted.
+        for each in both:
+            for id, days in (("e", 0), ("f", 3)):
+                late = session(id)
+                late.created_at = days_ago(days)
+                await each.upsert_session(late)
+            assert len(await each.calculate_metrics()) == 2
+        theirs, ours = [await counted(each) for each in both]
+        assert [row["agent_sessions_count"] for row in ours] == [row["agent_sessions_count"] for row in theirs]
+
+
+@pytest.mark.parametrize("kind", [each for each in ALL if each != "in memory"])
+async def test_a_pending_run_is_cancelled_unless_it_went_on(kind: str, opener: Any, tmp_path: Path) -> None:
+    async with database(kind, opener, tmp_path) as db:
+        await db.upsert_session(session())
+        for status in RunStatus.pending, RunStatus.running, RunStatus.completed:
+            await db.upsert_run(run(status.value, status=status), session_id="s", user_id="ada")
+        silent = run("silent", status=RunStatus.pending)
+        silent.content = None
+        await db.upsert_run(silent, session_id="s", user_id="ada")
+
+        async def cancel(run_id: str, **more: Any) -> bool:
+            given = {"session_id": "s", "user_id": "ada", "reason": "the ticket was lost"} | more
+            return bool(await db.cancel_pending_run(run_id, **given))
+
+        assert not await cancel("nowhere")
+        assert not await cancel("PENDING", session_id="another")
+        assert not await cancel("PENDING", user_id="bob")
+        assert not await cancel("COMPLETED")
+        assert not await cancel("RUNNING")
+        with pytest.raises(ValueError, match="Only Pending or Running"):
+            await cancel("COMPLETED", expected_status="COMPLETED")
+        assert await cancel("PENDING")
+        assert not await cancel("PENDING"), "a second time it is none"
+        assert await cancel("RUNNING", expected_status="RUNNING")
+        assert await cancel("silent")
+        runs = {each.run_id: each for each in (await db.get_session("s")).runs}
+        assert {id: each.status.value for id, each in runs.items()} == {
+            "PENDING": "CANCELLED", "RUNNING": "CANCELLED", "silent": "CANCELLED", "COMPLETED": "COMPLETED"
+        }  # fmt: skip
+        assert (runs["PENDING"].content, runs["silent"].content) == ("of PENDING", "the ticket was lost")
+
+
+@pytest.mark.replicas
+async def test_a_run_that_goes_on_while_it_is_cancelled_is_not_overwritten(
+    opener: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = [AsyncDistributedDb(await opener()) for _ in range(2)]
+    await one.upsert_session(session())
+    write = AsyncSession.write
+    for meanwhile, cancelled in ((RunStatus.completed, False), (RunStatus.pending, True)):
+        await one.upsert_run(run("r", status=RunStatus.pending), session_id="s", user_id="ada")
+
+        async def late(self: Any, meanwhile: RunStatus = meanwhile, **more: Any) -> Any:
+            monkeypatch.setattr(AsyncSession, "write", write)
+            await other.upsert_run(run("r", status=meanwhile, model="of another"), session_id="s", user_id="ada")
+            return await write(self, **more)
+
+        monkeypatch.setattr(AsyncSession, "write", late)
+        assert await one.cancel_pending_run("r", session_id="s", user_id="ada", reason="lost") is cancelled
+        found = await other.get_run("r")
+        assert (found.model, found.status) == ("of another", RunStatus.cancelled if cancelled else meanwhile)
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -443,23 +578,75 @@ async def test_a_memory_can_be_kept_of_a_user_whose_record_was_deleted(opener: A
 async def test_other_families_are_anothers_or_refused_by_name(opener: Any, tmp_path: Path) -> None:
     store = await opener()
     alone = AsyncDistributedDb(store)
-    with pytest.raises(NotImplementedError, match=r"get_metrics: AsyncDistributedDb keeps sessions.*others="):
-        await alone.get_metrics()
+    with pytest.raises(NotImplementedError, match=r"get_eval_run: AsyncDistributedDb keeps sessions.*others="):
+        await alone.get_eval_run("e")
+    with pytest.raises(NotImplementedError, match=r"reassign_session_owner: .* never changes"):
+        await alone.reassign_session_owner("s", previous_user_id="ada", user_id="bob")
     assert await alone.table_exists("agno_sessions")
-    assert not await alone.table_exists("agno_metrics")
+    assert await alone.table_exists("agno_metrics")
+    assert not await alone.table_exists("agno_eval_runs")
 
     class Other(AsyncDistributedDb):
-        async def get_metrics(self, *args: Any, **more: Any) -> Any:
-            return ([{"args": args, **more}], None)
+        async def get_eval_run(self, *args: Any, **more: Any) -> Any:
+            return args, more
 
     both = AsyncDistributedDb(store, others=Other(store))
-    assert await both.get_metrics(user_id="ada") == ([{"args": (), "user_id": "ada"}], None)
+    assert await both.get_eval_run("e", deserialize=False) == (("e",), {"deserialize": False})
     with StateStore.open(archive=f"sqlite:///{tmp_path}/own.db") as blocking:
         in_memory = InMemoryDb()
         db = DistributedDb(blocking, others=in_memory)
-        assert db.get_metrics() == ([], None)
+        assert db.get_eval_run("e") is None
         assert isinstance(db, BaseDb)
         assert isinstance(both, AsyncBaseDb)
+
+
+async def test_agno_os_names_what_only_another_database_keeps(opener: Any) -> None:
+    """Its routes of other families answer 501 with the method's name; its metrics are counted from the sessions."""
+    db = AsyncDistributedDb(await opener())
+    await db.upsert_session(session())
+    for others, status in ((None, 501), (AsyncSqliteDb(db_url="sqlite+aiosqlite://"), 200)):
+        db.others = others
+        app = AgentOS(agents=[Agent(id="a1", db=db)], telemetry=False).get_app()
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://os") as client:
+            assert (await client.post("/metrics/refresh")).status_code == 200
+            metrics = (await client.get("/metrics")).json()["metrics"]
+            assert [(each["agent_sessions_count"], each["users_count"]) for each in metrics] == [(1, 1)]
+            listed = (await client.get("/sessions", params={"type": "agent"})).json()["data"]
+            assert [each["session_id"] for each in listed] == ["s"]
+            answers = [await client.get(f"/{family}") for family in ("traces", "eval-runs")]
+        assert [each.status_code for each in answers] == [status, status], answers[0].text
+        if others is None:
+            assert "get_traces: AsyncDistributedDb keeps sessions" in answers[0].text
+            assert "NeedsOthers" in answers[1].text
+    await others.close()
+
+
+def test_what_belongs_to_a_session_here_can_be_kept_in_postgresql(postgres_url: str) -> None:
+    """Agno's schema there has foreign keys to its own sessions: none of a table that `others` fills."""
+    with StateStore.open(archive="memory") as store:
+        theirs = PostgresDb(db_url=postgres_url)
+        db = DistributedDb(store, others=theirs)
+        db.upsert_session(session())
+        now = datetime.now(UTC)
+        of = {"run_id": "r", "session_id": "s", "user_id": "ada", "agent_id": "a1"}
+        times = {"start_time": now, "end_time": now, "created_at": now, "duration_ms": 1}
+        db.upsert_trace(
+            Trace("t", "run", "OK", total_spans=1, error_count=0, team_id=None, workflow_id=None, **of, **times)
+        )
+        db.create_approval({"id": "p", **of, "status": "pending", "source_type": "agent", "pause_type": "confirmation"})
+        db.create_eval_run(EvalRunRecord(run_id="e", eval_type=EvalType.ACCURACY, eval_data={}))
+        entry = {"uuid": "u", "type": "user"}
+        db.append_transcript_entries("claude", "project", "main", [entry], agno_session_id="s")
+        db.upsert_compaction(
+            {"compaction_id": "c", "session_id": "s", "run_id": "r", "summary": "short", "created_at": 1}
+        )
+        assert db.get_trace(trace_id="t").session_id == "s"
+        assert db.get_approval("p")["session_id"] == "s"
+        assert db.get_eval_run("e").run_id == "e"
+        assert db.get_transcript_entries("claude", "project", "main") == [entry]
+        assert [each["compaction_id"] for each in db.get_compactions_for_session("s")] == ["c"]
+        theirs.close()
 
 
 async def test_a_user_is_forgotten_with_sessions_runs_and_memories(opener: Any) -> None:
@@ -468,10 +655,12 @@ async def test_a_user_is_forgotten_with_sessions_runs_and_memories(opener: Any) 
     await db.upsert_session(session())
     await db.upsert_run(run("r0"), session_id="s", user_id="ada", run_index=0)
     await db.upsert_user_memory(UserMemory(memory="Likes rain", memory_id="m", user_id="ada"))
+    await db.calculate_metrics()
     await store.forget("ada")
     assert await db.get_session("s") is None
     assert await db.get_run("r0") is None
     assert await db.get_user_memories(user_id="ada") == []
+    assert await db.get_metrics() == ([], None)
 
 
 async def test_the_example_runs() -> None:

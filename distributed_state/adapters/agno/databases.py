@@ -1,7 +1,7 @@
 """The two databases of Agno over a store. Law: the logic is written once, in `records`, for asyncio.
 
-Every method is created here: methods for sessions, runs and memories await `records` or run it to its end; all others
-call `others`.
+Every method is created here: methods for sessions, runs, memories and metrics await `records` or run it to its end; all
+others call `others`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agno.run.agent import RunEvent
 from agno.run.team import TeamRunEvent
 
 from distributed_state import AsyncSession, AsyncStateStore, Session, StateStore
-from distributed_state.adapters.agno.records import Records, joined
+from distributed_state.adapters.agno.records import NeedsOthers, Records, joined
 from distributed_state.adapters.stores import Streamed, finish, open_store
 
 try:
@@ -26,8 +26,8 @@ try:
 except ImportError:  # not public; without it nothing waits until Agno has stored an interrupted run
     _background_tasks = set()
 
-# Methods for sessions, runs and memories that only Agno's base class has: its refusal is correct.
-_BASE = {"to_dict", "from_dict", "close", "cancel_pending_run", "reassign_session_owner"}
+# Methods of the database itself, not of a family of data.
+_BASE = {"to_dict", "from_dict", "close"}
 
 
 def _public(kind: type) -> dict[str, Callable[..., Any]]:
@@ -58,8 +58,8 @@ def _others(name: str, base: Callable[..., Any]) -> Callable[..., Any]:
             return getattr(self.others, name)(*args, **more)
         if needed:
             kind = type(self).__name__
-            raise NotImplementedError(
-                f"{name}: {kind} keeps sessions, runs and user memories; give it others= for the rest"
+            raise NeedsOthers(
+                f"{name}: {kind} keeps sessions, runs, user memories and metrics; give it others= for the rest"
             )
         return base(self, *args, **more)
 
@@ -70,6 +70,10 @@ def _others(name: str, base: Callable[..., Any]) -> Callable[..., Any]:
     method = wraps(base)(awaited if inspect.iscoroutinefunction(base) else call)
     method.__dict__.pop("__isabstractmethod__", None)
     return method
+
+
+def _tables(db: Any) -> tuple[str, str, str, str]:
+    return db.session_table_name, db.runs_table_name, db.memory_table_name, db.metrics_table_name
 
 
 def _database(base: type, blocking: bool) -> Any:
@@ -85,7 +89,7 @@ _Async: Any = _database(AsyncBaseDb, blocking=False)
 
 
 class DistributedDb(_Blocking):  # type: ignore[misc] # the base is created above
-    """Agno's database for blocking code: sessions, runs and user memories in a store, the rest in `others`.
+    """Agno's database for blocking code: sessions, runs, user memories and metrics in a store, the rest in `others`.
 
     Example::
 
@@ -97,7 +101,8 @@ class DistributedDb(_Blocking):  # type: ignore[misc] # the base is created abov
 
     Two workers may change a session at once without undoing each other's changes: a save writes only the changes since
     the session was read, for each key of its state. The last write of a key wins. `others` is another BaseDb for the
-    other families (knowledge, metrics, traces, ...); without it, their methods raise NotImplementedError.
+    other families (knowledge, evals, traces, ...); without it, their methods raise NotImplementedError, and AgentOS
+    answers 501. Metrics are counted from the sessions here.
     """
 
     def __init__(self, store: StateStore | AsyncStateStore, *, others: BaseDb | None = None, **names: Any) -> None:
@@ -105,7 +110,7 @@ class DistributedDb(_Blocking):  # type: ignore[misc] # the base is created abov
         super().__init__(**names)
         self.others = others
         self._store = open_store(store)
-        self._work = Records(self._store.aio, self.session_table_name, self.runs_table_name, self.memory_table_name)
+        self._work = Records(self._store.aio, *_tables(self))
 
     def session_record(self, session_id: str, *, user_id: str | None = None) -> Session:
         """Return the store's session that holds a session of Agno, for its other operations. No I/O."""
@@ -114,8 +119,7 @@ class DistributedDb(_Blocking):  # type: ignore[misc] # the base is created abov
 
     def table_exists(self, table_name: str) -> bool:
         """Return whether a table of this name can be used."""
-        ours = (self.session_table_name, self.runs_table_name, self.memory_table_name)
-        return table_name in ours or (self.others is not None and bool(self.others.table_exists(table_name)))
+        return table_name in _tables(self) or (self.others is not None and bool(self.others.table_exists(table_name)))
 
 
 class AsyncDistributedDb(_Async):  # type: ignore[misc] # the base is created above
@@ -125,7 +129,7 @@ class AsyncDistributedDb(_Async):  # type: ignore[misc] # the base is created ab
         super().__init__(**names)
         self.others = others
         self._store = open_store(store)
-        self._work = Records(self._store.aio, self.session_table_name, self.runs_table_name, self.memory_table_name)
+        self._work = Records(self._store.aio, *_tables(self))
 
     def session_record(self, session_id: str, *, user_id: str | None = None) -> AsyncSession:
         """Return the store's session that holds a session of Agno, for its other operations. No I/O."""
@@ -133,8 +137,9 @@ class AsyncDistributedDb(_Async):  # type: ignore[misc] # the base is created ab
 
     async def table_exists(self, table_name: str) -> bool:
         """Return whether a table of this name can be used."""
-        ours = (self.session_table_name, self.runs_table_name, self.memory_table_name)
-        return table_name in ours or (self.others is not None and bool(await self.others.table_exists(table_name)))
+        return table_name in _tables(self) or (
+            self.others is not None and bool(await self.others.table_exists(table_name))
+        )
 
 
 # Streaming a run

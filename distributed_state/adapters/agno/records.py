@@ -7,6 +7,7 @@
 | run | an item of its session's collection `runs`, whose key gives its place in the order |
 | place of a run | `store.task("agno_runs/id", user=user_id)`: the id of its session, and the key there |
 | user memory | field `agno_memories/id` of `store.user(user_id)`; without a user of `store.app("agno_memories")` |
+| metrics of a user on a day | `store.task("agno_metrics/day/id", user=user_id)`, counted from the sessions here |
 
 The first part of an id is the name of Agno's table. User records with memories have its name as a tag `agno`. Values
 that two workers may change independently are in separate fields.
@@ -26,13 +27,29 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from datetime import UTC, date, datetime
 from typing import Any
 from uuid import uuid4
 
 from agno.db.base import SessionType
-from agno.db.in_memory.utils import apply_sorting
+from agno.db.in_memory.utils import (
+    apply_sorting,
+    calculate_date_metrics,
+    fetch_all_sessions_data,
+    get_dates_to_calculate_metrics_for,
+)
 from agno.db.schemas.memory import UserMemory
-from agno.db.utils import deserialize_run, deserialize_session, filter_context_runs, get_run_type, json_serializer
+from agno.db.utils import (
+    build_single_run_row,
+    deserialize_run,
+    deserialize_session,
+    filter_context_runs,
+    get_run_type,
+    json_serializer,
+    metrics_starting_date_from_records,
+    validate_pagination,
+)
+from agno.exceptions import AgnoError
 from agno.run.base import RunStatus
 from agno.session import AgentSession, TeamSession, WorkflowSession
 
@@ -45,8 +62,10 @@ from distributed_state import (
     Conflict,
     Deleted,
     DeleteItem,
+    Item,
     PutItem,
 )
+from distributed_state.adapters.stores import every
 
 ROW, DATA, STATE = "row/", "data/", "state/"
 ID, OWNER, KIND = "row/session_id", "row/user_id", "row/session_type"
@@ -120,15 +139,23 @@ _KINDS = ((AgentSession, SessionType.AGENT), (TeamSession, SessionType.TEAM), (W
 _COMPONENTS = {"agent": ("agent_id",), "team": ("team_id",), "workflow": ("workflow_id",)}
 
 
-class Records:
-    """The sessions, runs and memories of Agno's databases."""
+class NeedsOthers(AgnoError, NotImplementedError):
+    """A method of a family of data that only another database keeps. AgentOS answers 501, and names this class."""
 
-    def __init__(self, store: AsyncStateStore, sessions: str, runs: str, memories: str) -> None:
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status_code=501)
+
+
+class Records:
+    """The sessions, runs, memories and metrics of Agno's databases."""
+
+    def __init__(self, store: AsyncStateStore, sessions: str, runs: str, memories: str, metrics: str) -> None:
         # The names of Agno's tables
         self._store = store
         self._sessions = sessions
         self._runs = runs
         self._memories = memories
+        self._metrics = metrics
 
     def _session(self, id: str, user_id: str | None = None) -> AsyncSession:
         return self._store.session(joined(self._sessions, id), user=user_id)
@@ -285,6 +312,10 @@ class Records:
             return None  # deleted just now
         return await self.get_session(session_id, session_type, user_id, deserialize)
 
+    async def reassign_session_owner(self, session_id: str, *, previous_user_id: str, user_id: str | None) -> bool:
+        """Refuse to: by its owner, `store.forget` finds a session with its history."""
+        raise NotImplementedError("reassign_session_owner: the owner of a session never changes; copy it to another id")
+
     async def delete_session(self, session_id: str, user_id: str | None = None) -> bool:
         """Remove a session and its runs permanently; False if that user has no such session."""
         fields = await self._session(session_id).get_all(fresh=True)
@@ -361,8 +392,35 @@ class Records:
     async def get_run(self, run_id: str, deserialize: bool | None = True) -> Any:
         """Read a run, None if it does not exist."""
         place = await self._pointer(run_id).get_all(fresh=True)
-        row = await self._session(place["session_id"]).items(RUNS).get(place["key"]) if place else None
-        return None if row is None else _as_run(row, deserialize)
+        if not place:
+            return None
+        session = self._session(place["session_id"])
+        run = await session.items(RUNS).get(place["key"])
+        if run is None or deserialize:
+            return None if run is None else deserialize_run(get_run_type(run), run)
+        return _table_row(run, place["key"], {ID: place["session_id"], OWNER: await session.get(OWNER, fresh=True)})
+
+    async def cancel_pending_run(
+        self, run_id: str, *, session_id: str, reason: str, user_id: str | None = None, expected_status: str = "PENDING"
+    ) -> bool:
+        """Cancel a run that has this status, and return whether it had. Changes of others meanwhile are kept."""
+        if expected_status not in ("PENDING", "RUNNING"):
+            raise ValueError("Only Pending or Running runs can be cancelled by recovery")
+        place = await self._pointer(run_id).get_all(fresh=True)
+        if place.get("session_id") != session_id:
+            return False
+        session = self._session(session_id)
+        for _ in range(_ROUNDS):
+            owner = await session.get(OWNER, fresh=True)
+            item = await session.items(RUNS).find(place["key"])
+            if item is None or owner not in (None, user_id) or item.value.get("status") != expected_status:
+                return False
+            run = {**item.value, "status": RunStatus.cancelled.value, "content": item.value.get("content") or reason}
+            with suppress(Conflict, Deleted):  # it went on meanwhile, or its session was removed
+                put = PutItem(collection=RUNS, key=place["key"], value=run, equals=item)
+                await session.write(items=[put], expect={ID: PRESENT, OWNER: owner})
+                return True
+        raise Conflict(f"run {run_id!r:.80}: changes faster than it can be cancelled")
 
     async def get_runs(
         self,
@@ -378,7 +436,7 @@ class Records:
         sort_order: str | None = None,
         deserialize: bool | None = True,
     ) -> Any:
-        """Read runs of a session, or of all, in their order; without `deserialize` a page and the total number."""
+        """Read runs of a session, or of all, in their order; without `deserialize` a page of rows and their number."""
         wanted = {"agent_id": agent_id, "team_id": team_id, "workflow_id": workflow_id}
         wanted["status"] = status.value if isinstance(status, RunStatus) else status
         if session_id is None:
@@ -388,10 +446,13 @@ class Records:
         found: list[dict[str, Any]] = []
         for fields in sessions:
             if user_id in (None, fields.get(OWNER)):
-                found += await self._runs_of(fields[ID])
-        found = [run for run in found if all(value in (None, run.get(name)) for name, value in wanted.items())]
+                runs = await self._items_of(fields[ID])
+                found += [_table_row(each.value, each.key, fields) for each in runs]
+        found = [row for row in found if all(value in (None, row.get(name)) for name, value in wanted.items())]
         rows = _page(found, limit, page, sort_by, sort_order)
-        return [_as_run(row, deserialize) for row in rows] if deserialize else (rows, len(found))
+        return (
+            [deserialize_run(row["run_type"], row["run_data"]) for row in rows] if deserialize else (rows, len(found))
+        )
 
     async def delete_run(self, run_id: str) -> bool:
         """Remove a run; False if it does not exist."""
@@ -412,18 +473,22 @@ class Records:
         for id in run_ids:
             await self.delete_run(id)
 
+    async def _items_of(self, session_id: str) -> list[Item]:
+        return await every(self._session(session_id).items(RUNS))
+
     async def _runs_of(self, session_id: str, last: int | None = None) -> list[dict[str, Any]]:
         """The runs of a session in their order; with `last` only the newest ones in its context."""
+        if last is None:
+            return [item.value for item in await self._items_of(session_id)]
         runs = self._session(session_id).items(RUNS)
-        size = _RUNS_AT_ONCE if last is None else min(max(2 * last, 1), _RUNS_AT_ONCE)
+        size = min(max(2 * last, 1), _RUNS_AT_ONCE)
         found: list[dict[str, Any]] = []
         before = None
         while True:
             page = await runs.list(before=before, limit=size, reverse=True)
-            rows = [item.value for item in page.items]
-            found += rows if last is None else filter_context_runs(rows)
+            found += filter_context_runs([item.value for item in page.items])
             before = page.next
-            if before is None or (last is not None and len(found) >= last):
+            if before is None or len(found) >= last:
                 return found[:last][::-1]
 
     async def _all(self, user_id: str | None) -> list[dict[str, Any]]:
@@ -541,6 +606,44 @@ class Records:
         """Delete all memories of all users."""
         await self.delete_user_memories(list(await self._memories_of(None)))
 
+    # Metrics
+
+    async def calculate_metrics(self) -> list[dict[str, Any]] | None:
+        """Count the sessions of each day that is not yet counted whole; None if there is nothing to count."""
+        since = metrics_starting_date_from_records(await self._counted())
+        sessions, _ = await self.get_sessions(deserialize=False, include_runs=False)
+        if since is None and sessions:
+            since = min(map(_day_of, sessions))
+        days = get_dates_to_calculate_metrics_for(since) if since is not None else []
+        sessions = [row for row in sessions if days and days[0] <= _day_of(row) <= days[-1]]
+        if not sessions:
+            return None
+        for row in sessions:
+            row["runs"] = await self._runs_of(row["session_id"])
+        of_days: Any = fetch_all_sessions_data(sessions, days, 0)
+        counted = [row for day in days for row in calculate_date_metrics(day, of_days[day.isoformat()])]
+        for row in counted:
+            id = joined(self._metrics, f"{row['date']}/{row['user_id']}")
+            await self._store.task(id, user=row["user_id"] or None).write(set=row, revive=True)
+        return counted
+
+    async def get_metrics(
+        self, starting_date: date | None = None, ending_date: date | None = None, user_id: str | None = None
+    ) -> tuple[list[dict[str, Any]], int | None]:
+        """Read the metrics of these days, of a user or of all, and the time when the last ones were counted."""
+        rows = [
+            {**row, "user_id": row["user_id"] or None}
+            for row in await self._counted()
+            if (starting_date is None or row["date"] >= starting_date.isoformat())
+            and (ending_date is None or row["date"] <= ending_date.isoformat())
+            and user_id in (None, row["user_id"])
+        ]
+        return rows, max((row["updated_at"] for row in rows), default=None)
+
+    async def _counted(self) -> list[dict[str, Any]]:
+        ids = await _every(self._store, "task", joined(self._metrics, ""))
+        return [row for row in await _in_pieces(self._store, [self._store.task(id) for id in ids]) if row]
+
 
 # Rows as the objects of Agno
 
@@ -553,8 +656,13 @@ def _as_session(session_type: SessionType | None, row: dict[str, Any], fields: d
     return session
 
 
-def _as_run(row: dict[str, Any], deserialize: bool | None) -> Any:
-    return deserialize_run(get_run_type(row), row) if deserialize else row
+def _table_row(run: dict[str, Any], key: str, session: Mapping[str, Any]) -> dict[str, Any]:
+    """A run as a row of Agno's table of runs, which has it in `run_data`."""
+    return {**build_single_run_row(run, session[ID], session.get(OWNER), index_of(key)), "updated_at": None}
+
+
+def _day_of(row: Mapping[str, Any]) -> date:
+    return datetime.fromtimestamp(row["created_at"] or 0, UTC).date()
 
 
 # Listings, sorted and cut as in Agno's in-memory database
@@ -563,7 +671,8 @@ def _as_run(row: dict[str, Any], deserialize: bool | None) -> Any:
 def _page(
     rows: list[dict[str, Any]], limit: int | None, page: int | None, sort_by: str | None, sort_order: str | None
 ) -> list[dict[str, Any]]:
-    """A page of the sorted rows; pages count from 1."""
+    """A page of the sorted rows; pages count from 1. Raises ValueError for page 0, or a page without a limit."""
+    validate_pagination(limit, page)
     ordered: list[dict[str, Any]] = apply_sorting(rows, sort_by, sort_order)
     if limit is None:
         return ordered
