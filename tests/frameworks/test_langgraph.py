@@ -24,8 +24,18 @@ from langgraph.checkpoint.conformance.capabilities import ALL_CAPABILITIES
 from langgraph.checkpoint.conformance.initializer import checkpointer_test
 from langgraph.config import get_stream_writer
 from langgraph.graph import MessagesState, StateGraph
+from langgraph.store.base import PutOp
 
-from distributed_state import AsyncStateStore, Conflict, Encryption, InvalidValue, KeyRing, Locked, StateStore
+from distributed_state import (
+    AsyncStateStore,
+    ConfigurationError,
+    Conflict,
+    Encryption,
+    InvalidValue,
+    KeyRing,
+    Locked,
+    StateStore,
+)
 from distributed_state.adapters.langgraph import DistributedStateSaver, DistributedStateStore, stream
 from distributed_state.results import Chunk
 
@@ -345,6 +355,67 @@ def test_memories_are_found_by_prefix_and_filter_and_go_after_their_time(setting
         deadline = asyncio.run(_gone(memories))
         assert deadline
         assert memories.sweep_ttl() == 1
+
+
+def test_a_query_without_a_search_warns_once(settings: dict[str, Any]) -> None:
+    """On servers whose store has none, it would return the newest values as if they were found."""
+    with StateStore.open(**settings, search=False) as store:
+        memories = DistributedStateStore(store)
+        memories.put(("users",), "k", {"a": 1})
+        with pytest.warns(UserWarning, match=r"search\(query=...\) ignores its query .*search=True"):
+            assert [each.key for each in memories.search(("users",), query="words")] == ["k"]
+        assert [each.key for each in memories.search(("users",), query="words")] == ["k"], "once"
+        memories.search(("users",))
+    with StateStore.open(**settings, search=True) as store:
+        memories = DistributedStateStore(store)
+        memories.put(("users",), "found", {"said": "a sauna in Oslo"})
+        assert [each.key for each in memories.search(("users",), query="sauna")] == ["found"]
+
+
+def test_an_index_becomes_the_stores_search_or_is_an_error_that_says_so(settings: dict[str, Any]) -> None:
+    index: Any = {"dims": 3, "embed": lambda texts: [[1.0, 2.0, float(len(each))] for each in texts]}
+    with (
+        StateStore.open(**settings) as store,
+        pytest.raises(ConfigurationError, match=r"search=Search\(embed=function, dimensions=number\)"),
+    ):
+        DistributedStateStore(store, index=index)
+    opening = DistributedStateStore.from_conn_string(archive="memory", index=index)
+    search = opening._asked["search"]
+    assert search.dimensions == 3
+    assert asyncio.run(search.embed(["ab"])) == [[1.0, 2.0, 2.0]]
+    with pytest.raises(ConfigurationError, match="pgvector"), opening:
+        pass
+
+
+def test_memories_of_an_owner_are_forgotten_with_it(settings: dict[str, Any]) -> None:
+    def owner(namespace: tuple[str, ...]) -> str | None:
+        return namespace[1] if namespace[0] == "users" else None
+
+    with StateStore.open(**settings, search=True) as store, StateStore.open(**settings, search=True) as elsewhere:
+        memories, other = (DistributedStateStore(each, owner=owner) for each in (store, elsewhere))
+        memories.batch([
+            PutOp(("users", "ada"), "k", {"likes": "rain"}, ttl=10),
+            PutOp(("users", "ada", "trips"), "k", {"likes": "rain"}),
+            PutOp(("users", "bob"), "k", {"likes": "rain"}),
+            PutOp(("all",), "k", {"likes": "rain"}),
+        ])  # fmt: skip
+        assert len(other.search((), query="rain")) == 4
+        elsewhere.forget("ada")
+        for seen in memories, other:
+            assert seen.list_namespaces() == [("all",), ("users", "bob")]
+            assert seen.get(("users", "ada"), "k") is None
+            assert len(seen.search((), query="rain")) == 2
+        memories.batch([PutOp(("users", "ada"), "k", {"likes": "snow"}), PutOp(("users", "bob"), "l", {"a": 1})])
+        found = other.get(("users", "ada"), "k")
+        assert found is not None
+        assert found.value == {"likes": "snow"}
+        store.forget("ada")
+        other.delete(("users", "ada"), "k")
+        assert other.list_namespaces(prefix=("users",)) == [("users", "bob")]
+        # The control: without an owner they stay.
+        DistributedStateStore(store, prefix="shared/").put(("users", "ada"), "k", {"likes": "rain"})
+        store.forget("ada")
+        assert len(DistributedStateStore(store, prefix="shared/").search(("users",))) == 1
 
 
 def test_a_value_may_have_any_name(settings: dict[str, Any]) -> None:

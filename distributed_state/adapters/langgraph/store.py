@@ -1,9 +1,10 @@
 """LangGraph's store on a store of ours: `DistributedStateStore(store)`. Law: a batch reads first, then writes once.
 
-A namespace is a record of scope app, its keys are items of it. A separate record, the directory, has the names of all
-namespaces as items, so that the namespaces below another one are found in order; a namespace is listed before it gets
-its first item. A value is stored as given, with its times under a reserved name; names like that get an extra "#". All
-times are from the server's clock; with their own clocks, workers would disagree about which values have expired.
+A namespace is a record of scope app, or task if it has an owner, and its keys are items of it. A separate record, the
+directory, has the names of all namespaces as items, so that the namespaces below another one are found in order; a
+namespace is listed before it gets its first item. A value is stored as given, with its times under a reserved name;
+names like that get an extra "#". All times are from the server's clock; with their own clocks, workers would disagree
+about which values have expired.
 
 Design: section 22.
 """
@@ -11,10 +12,11 @@ Design: section 22.
 from __future__ import annotations
 
 import re
+import warnings
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -22,6 +24,7 @@ from typing import Any
 from langgraph.store.base import (
     BaseStore,
     GetOp,
+    IndexConfig,
     Item,
     ListNamespacesOp,
     Op,
@@ -30,6 +33,7 @@ from langgraph.store.base import (
     SearchItem,
     SearchOp,
     TTLConfig,
+    ensure_embeddings,
     validate_op_namespace,
 )
 
@@ -39,10 +43,12 @@ from distributed_state import (
     AsyncStateStore,
     ConfigurationError,
     Conflict,
+    Deleted,
     DeleteItem,
     InvalidValue,
     ItemPage,
     PutItem,
+    Search,
     StateStore,
 )
 from distributed_state.adapters.stores import Opening, every, finish, open_store, together
@@ -56,6 +62,7 @@ _SOME = 20
 _KNOWN = 10_000
 _LOOKED = 50
 Namespace = tuple[str, ...]
+Owner = Callable[[Namespace], str | None]
 
 
 class DistributedStateStore(BaseStore):
@@ -70,13 +77,18 @@ class DistributedStateStore(BaseStore):
 
     `ttl` is LangGraph's `TTLConfig`, in minutes by the server's clock: expired values are not shown; `sweep_ttl`
     removes them. A use of a value is recorded once a tenth of its time has passed, in one commit per namespace. A query
-    in `search` uses the store's search, if it is on (see `StateStore.search`); it ignores the fields that an item's
-    `index` names, and `index=False` hides the item from queries. `list_namespaces` shows only namespaces with values,
-    and reads each one to check. The name of an emptied namespace stays stored, but hidden, for the next `put`.
+    in `search` uses the store's search, if it is on (see `StateStore.search`); else it has no effect, and the first one
+    warns. A query ignores the fields that an item's `index` names, and `index=False` hides the item from queries.
+    `list_namespaces` shows only namespaces with values, and reads each one to check. The name of an emptied namespace
+    stays stored, but hidden, for the next `put`.
+
+    `owner` is a function that returns the owner of a namespace, or None, such as `lambda path: path[1] if path[0] ==
+    "users" else None`: `store.forget` removes the values of that owner. It decides where a namespace is stored, so give
+    the same one everywhere, from the start.
     """
 
     supports_ttl = True
-    __slots__ = ("_memories", "ttl_config")
+    __slots__ = ("_memories", "_warned", "ttl_config")
 
     def __init__(
         self,
@@ -84,19 +96,38 @@ class DistributedStateStore(BaseStore):
         *,
         prefix: str = "langgraph-store/",
         ttl: TTLConfig | None = None,
+        owner: Owner | None = None,
+        index: IndexConfig | None = None,
     ) -> None:
-        self._memories = Memories(open_store(store).aio, prefix)
+        if index is not None:
+            raise ConfigurationError(
+                "index: this store is open already; write StateStore.open(..., search=Search(embed=function, "
+                "dimensions=number)) with your function from texts to vectors, and leave index out"
+            )
+        self._memories = Memories(open_store(store).aio, prefix, owner)
+        self._warned = False
         self.ttl_config = ttl
 
     @classmethod
     def from_conn_string(
-        cls, url: str | None = None, *, archive: str | None = None, ttl: TTLConfig | None = None, **settings: Any
+        cls,
+        url: str | None = None,
+        *,
+        archive: str | None = None,
+        ttl: TTLConfig | None = None,
+        owner: Owner | None = None,
+        index: IndexConfig | None = None,
+        **settings: Any,
     ) -> Opening[DistributedStateStore]:
         """Open a store only for this object: `with ... as memories` or `async with ... as memories`.
 
-        `url`, `archive` and further settings are those of `StateStore.open`.
+        `url`, `archive` and further settings are those of `StateStore.open`. `index` is LangGraph's `IndexConfig`; it
+        becomes the setting `search`, which needs PostgreSQL with pgvector.
         """
-        return Opening(lambda store: cls(store, ttl=ttl), url, archive, settings)
+        if index is not None:
+            embed = ensure_embeddings(index["embed"]).aembed_documents
+            settings["search"] = Search(embed=embed, dimensions=index["dims"])
+        return Opening(lambda store: cls(store, ttl=ttl, owner=owner), url, archive, settings)
 
     def setup(self) -> None:
         """Do nothing: tables are created when the store is opened. Other stores require this call."""
@@ -153,9 +184,10 @@ class DistributedStateStore(BaseStore):
     async def _search(self, op: SearchOp, used: dict[tuple[Namespace, str], Memory]) -> list[SearchItem]:
         prefix = op.namespace_prefix
         if op.query and op.query.strip():
-            # As in LangGraph's own stores: without an index, the query is ignored.
-            with suppress(ConfigurationError):
+            try:
                 return await self._memories.matching(prefix, op.query, op.filter, op.limit, op.offset)
+            except ConfigurationError as error:
+                self._warn(error)  # LangGraph's own stores ignore the query, too, and say nothing
         rows = [
             row
             for row in (await self._memories.below(prefix))
@@ -164,6 +196,13 @@ class DistributedStateStore(BaseStore):
         if op.refresh_ttl:
             used |= {(namespace, key): memory for namespace, key, memory in rows}
         return [SearchItem(**memory.shown(namespace, key)) for namespace, key, memory in rows]
+
+    def _warn(self, error: ConfigurationError) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"search(query=...) ignores its query and returns the values that changed last: {error}", stacklevel=4
+            )
 
     async def _list_namespaces(self, op: ListNamespacesOp) -> list[Namespace]:
         conditions = op.match_conditions or ()
@@ -184,6 +223,11 @@ class DistributedStateStore(BaseStore):
             if len(found) >= op.offset + op.limit:
                 break
         return list(found)[op.offset : op.offset + op.limit]
+
+
+def memories_of(store: DistributedStateStore) -> Memories:
+    """The procedures of a store."""
+    return store._memories  # noqa: SLF001 - of this module
 
 
 def _plain(op: Op) -> Op:
@@ -269,15 +313,20 @@ def labels_of(text: str) -> Namespace:
 class Memories:
     """The namespaces of a store, with a cache of the namespaces and values that this process knows."""
 
-    def __init__(self, store: AsyncStateStore, prefix: str) -> None:
+    def __init__(self, store: AsyncStateStore, prefix: str, owner: Owner | None = None) -> None:
         self._store = store
         self.prefix = prefix
+        self._owner = owner
         self._listed: OrderedDict[Namespace, None] = OrderedDict()
         self._created: OrderedDict[tuple[Namespace, str], float] = OrderedDict()
 
     def record(self, namespace: Namespace) -> AsyncRecord:
         """The record of a namespace."""
-        return self._store.app(self.prefix + text_of(namespace))
+        id, owner = self.prefix + text_of(namespace), self._owner_of(namespace)
+        return self._store.app(id) if owner is None else self._store.task(id, user=owner)
+
+    def _owner_of(self, namespace: Namespace) -> str | None:
+        return None if self._owner is None else self._owner(namespace)
 
     def directory(self) -> AsyncItems:
         """The items that name all namespaces."""
@@ -349,7 +398,8 @@ class Memories:
     ) -> list[SearchItem]:
         """The results of the store's search in namespaces with this prefix, the most relevant first."""
         hits = await self._store.search(
-            query, scope="app", prefix=self.prefix + text_of(prefix), kinds=("item",), collection=ITEMS,
+            query, scope="app" if self._owner is None else None, prefix=self.prefix + text_of(prefix),
+            kinds=("item",), collection=ITEMS,
             filter=_stored(filter or {}) or None, match="any", limit=limit, offset=offset, fresh=True,
         )  # fmt: skip
         now = await self._store.time()
@@ -378,10 +428,10 @@ class Memories:
         try:
             for batch in self._batches(records):
                 await batch.__aexit__(None, None, None)
-        except Conflict:  # retry the other values of the commit one by one; the changed value is skipped
+        except (Conflict, Deleted):  # retry the other values one by one; a changed or forgotten value is skipped
             for namespace, steps in records.items():
                 for step in steps:
-                    with suppress(Conflict):
+                    with suppress(Conflict, Deleted):
                         await self.record(namespace).write(items=[step])
 
     def _batches(self, records: Mapping[Namespace, Sequence[PutItem | DeleteItem]]) -> list[Any]:
@@ -426,8 +476,28 @@ class Memories:
             records.setdefault(namespace, []).append(step)
         batches = self._batches(records)  # raises for invalid values before a namespace is listed
         await self._list({namespace for (namespace, _), (value, _, _) in changes.items() if value is not None})
-        for batch in batches:
-            await batch.__aexit__(None, None, None)
+        try:
+            for batch in batches:
+                await batch.__aexit__(None, None, None)
+        except Deleted:  # its owner was forgotten before; a batch begins no record again, and may be repeated
+            for namespace, steps in records.items():
+                for begin in range(0, len(steps), _PAGE):
+                    await self.record(namespace).write(items=steps[begin : begin + _PAGE], revive=True)
+
+    async def all_in(self, namespace: Namespace) -> dict[str, Memory]:
+        """All values of a namespace, also expired ones that were not removed yet."""
+        return {item.key: Memory.unpack(item) for item in await every(self.record(namespace).items(ITEMS))}
+
+    async def restore(self, namespace: Namespace, memories: Mapping[str, Memory], ttl: float | None) -> None:
+        """Put values with their times; a lifetime begins now."""
+        now = await self._store.time()
+        await self._list([namespace])
+        steps = [
+            PutItem(collection=ITEMS, key=key, value=replace(each, ttl=ttl, used=now).pack())
+            for key, each in memories.items()
+        ]
+        for begin in range(0, len(steps), _PAGE):
+            await self.record(namespace).write(items=steps[begin : begin + _PAGE])
 
     async def _list(self, namespaces: Iterable[Namespace]) -> None:
         """Add namespaces to the directory, unless this process knows that they are in it."""
