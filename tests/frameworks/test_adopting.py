@@ -9,29 +9,35 @@ import sqlite3
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
-from contextlib import AsyncExitStack, closing
+from collections.abc import Iterable, Iterator
+from contextlib import AsyncExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import pytest
-from below import hidden
+from below import hidden, until
 from frameworks import adopting_sources
 from frameworks.adopting_sources import add, config_of, counts, memory_saver, run, sqlite_saver, thread
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.store.base import BaseStore
+from langgraph.store.memory import InMemoryStore
+from langgraph.store.postgres import PostgresStore
+from langgraph.store.sqlite import SqliteStore
 from packaging.requirements import Requirement
 
 import distributed_state.adapters.openai_agents_adopting as openai
-from distributed_state import NotFound, StateStore
+from distributed_state import InvalidValue, NotFound, StateStore
 from distributed_state.adapters.adk import DistributedSessionService
 from distributed_state.adapters.adk import adopting as adk
 from distributed_state.adapters.agno import AsyncDistributedDb
 from distributed_state.adapters.agno import adopting as agno
-from distributed_state.adapters.langgraph import DistributedStateSaver
+from distributed_state.adapters.langgraph import DistributedStateSaver, DistributedStateStore
 from distributed_state.adapters.langgraph import adopting as langgraph
+from distributed_state.adapters.langgraph import adopting_memories as langgraph_store
 from distributed_state.adapters.openai_agents import DistributedSession
 
 pytestmark = pytest.mark.only(api="asyncio")
@@ -131,6 +137,114 @@ async def test_a_checkpoint_that_is_another_here_is_named(store: Any) -> None:
     done = await run(langgraph, store, source)
     assert list(done.differ) == ["a"]
     assert "its checkpoint is not the same here" in done.differ["a"]
+
+
+def owned_saver() -> InMemorySaver:
+    """One thread whose metadata names its owner, from the second checkpoint on, and one whose does not."""
+    source = InMemorySaver()
+    thread(source, "nobody's")
+    first = add(source, "ada's", 1, messages=["hello"])
+    source.put(
+        first, {**source.get_tuple(first).checkpoint, "id": str(adopting_sources.uuid6())}, {"user_id": "ada"}, {}
+    )
+    return source
+
+
+async def test_threads_get_the_owner_that_their_metadata_names(store: Any) -> None:
+    source = owned_saver()
+    async with AsyncExitStack() as stack:
+        threads = await langgraph.threads(stack, store, source, user="user_id")
+        assert counts(await adopt(threads, store)) == (2, 0, {}, {})
+        assert await threads.ownerless() == 1
+        assert counts(await adopt(threads, store)) == (0, 2, {}, {})
+    assert {each.id: each.user for each in await store.sessions(fresh=True)} == {
+        "langgraph/ada's": "ada", "langgraph/nobody's": None
+    }  # fmt: skip
+    await store.forget("ada")
+    assert [each.id for each in await store.sessions(fresh=True)] == ["langgraph/nobody's"]
+    assert (await run(langgraph, store, source, more={"user": "user_id"})).differ == {"ada's": "it was deleted here"}
+    with pytest.raises(InvalidValue, match="give into= or user="):
+        await run(langgraph, store, source, more={"user": "user_id", "into": DistributedStateSaver})
+
+
+# LangGraph's store
+
+
+@contextmanager
+def memories(kind: str, path: Path, postgres: str) -> Iterator[tuple[BaseStore, Any]]:
+    """A store of LangGraph, and how it is named as a source."""
+    if kind == "memory":
+        store = InMemoryStore()
+        yield store, store
+    elif kind == "sqlite":
+        with SqliteStore.from_conn_string(str(path)) as sqlite:
+            sqlite.setup()
+            yield sqlite, f"sqlite:///{path}"
+    else:
+        url = postgres.replace("+psycopg", "")
+        with PostgresStore.from_conn_string(url) as postgresql:
+            postgresql.setup()
+            yield postgresql, url
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgres"])
+async def test_values_of_a_store_are_copied_with_their_times(
+    store: Any, tmp_path: Path, postgres_url: str, kind: str
+) -> None:
+    with memories(kind, tmp_path / "store.db", postgres_url) as (source, named):
+        source.put(("users", "ada"), "seat", {"train": "window", "n": 1})
+        source.put(("users", "ada"), "diet", {"likes": ["rain"]})
+        source.put(("users", "ada", "a/b"), "k", {"v": 1})
+        source.put(("users/ada", "a"), "k", {"v": 2})
+        source.put(("brief",), "k", {"v": 3})
+        assert counts(await run(langgraph_store, store, named)) == (4, 0, {}, {})
+        assert counts(await run(langgraph_store, store, named)) == (0, 4, {}, {})
+        target = DistributedStateStore(store)
+        for namespace, key in (("users", "ada"), "seat"), (("users", "ada", "a/b"), "k"), (("users/ada", "a"), "k"):
+            theirs, ours = source.get(namespace, key, refresh_ttl=False), await target.aget(namespace, key)
+            assert theirs is not None
+            assert ours is not None
+            assert (ours.value, ours.updated_at.timestamp()) == (theirs.value, theirs.updated_at.timestamp())
+        # Both go on.
+        source.put(("users", "ada"), "seat", {"train": "aisle"})
+        source.put(("users", "ada"), "new", {"v": 4})
+        source.put(("brief",), "k", {"v": 4})
+        source.put(("users/ada", "a"), "l", {"v": 4})
+        await target.aput(("brief",), "k", {"v": 5})
+        await target.aput(("users", "ada", "a/b"), "l", {"v": 5})
+        await target.adelete(("users/ada", "a"), "k")
+        done = await run(langgraph_store, store, named)
+        assert counts(done)[:2] == (1, 0)
+        assert done.differ == {
+            "brief": "it was changed here",
+            "users.ada.a/b": "it went on here: 1 values of 2 are not in the source",
+            "users/ada.a": "values were removed here: 2 of 2 are not there",
+        }
+        found = await target.aget(("users", "ada"), "seat")
+        assert found is not None
+        assert found.value == {"train": "aisle"}
+        assert len(await target.asearch(("users", "ada"))) == 5
+        assert (await run(langgraph_store, store, named, only=["users.ada"])).there == 1
+
+
+async def test_values_that_are_copied_get_the_lifetime_of_the_target(store: Any) -> None:
+    source = InMemoryStore()
+    source.put(("users",), "k", {"v": 1})
+
+    def into(store: Any) -> DistributedStateStore:
+        return DistributedStateStore(store, ttl={"default_ttl": 0.001}, owner=lambda namespace: "ada")
+
+    assert counts(await run(langgraph_store, store, source, more={"into": into})) == (1, 0, {}, {})
+    target = into(store)
+    await until(partial(_swept, target))
+    assert await target.alist_namespaces() == []
+    assert list((await run(langgraph_store, store, source, more={"into": into})).differ) == ["users"]
+    await store.forget("ada")
+    assert (await run(langgraph_store, store, source, more={"into": into})).differ == {"users": "it was deleted here"}
+
+
+async def _swept(target: DistributedStateStore) -> bool:
+    return await target.asweep_ttl() > 0
 
 
 async def test_a_saver_whose_threads_are_held_holds_them(store: Any) -> None:
@@ -534,7 +648,13 @@ async def test_sessions_of_agno_in_other_databases_are_copied(
 
 # Sources
 
-PARTS = {"LangGraph": langgraph, "OpenAI Agents": openai, "ADK": adk, "Agno": agno}
+PARTS = {
+    "LangGraph": langgraph,
+    "LangGraph's store": langgraph_store,
+    "OpenAI Agents": openai,
+    "ADK": adk,
+    "Agno": agno,
+}
 
 
 @pytest.mark.parametrize("framework", PARTS)
@@ -615,6 +735,7 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
         0,
         "1 found in the source: 1 copied, 0 already equal, 0 differ, 0 failed\n",
     ), done.stderr
+    assert "1 of them have no owner: `store.forget` does not find these" in done.stderr
     with StateStore.open(archive=archive) as store:
         assert [row.id for row in store.sessions(fresh=True)] == ["graphs/t0"]
     (tmp_path / "latin").write_bytes(b"a\xff")

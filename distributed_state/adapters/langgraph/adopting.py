@@ -45,11 +45,19 @@ async def threads(
     store: StateStore | AsyncStateStore,
     source: Any,
     *,
-    into: Callable[[Any], DistributedStateSaver] = DistributedStateSaver,
+    into: Callable[[Any], DistributedStateSaver] | None = None,
+    user: str | None = None,
 ) -> Threads:
-    """The threads of a saver, or of a PostgreSQL or SQLite URL, and of the target."""
+    """The threads of a saver, or of a PostgreSQL or SQLite URL, and of the target.
+
+    `user` names the entry of a thread's metadata that has its owner; a thread without it is copied without an owner. A
+    target that requires owners is given by `into` instead.
+    """
+    if into is not None and user is not None:
+        raise InvalidValue("give into= or user=: the saver of into= has a user= of its own")
     saver = await opened(stack, saver_of(source) if isinstance(source, str) else source, (BaseCheckpointSaver,))
-    return Threads(store.aio, await Source.of(saver), into(store))
+    target = DistributedStateSaver(store, user=user) if into is None else into(store)
+    return Threads(store.aio, await Source.of(saver), target, target if into else DistributedStateSaver(store))
 
 
 class Source:
@@ -104,15 +112,20 @@ class Source:
 class Threads:
     """The threads of a saver and of the target."""
 
-    def __init__(self, store: AsyncStateStore, source: Source, target: DistributedStateSaver) -> None:
+    def __init__(
+        self, store: AsyncStateStore, source: Source, target: DistributedStateSaver, unowned: DistributedStateSaver
+    ) -> None:
         self._store = store
         self._source = source
         self._target = target
+        self._unowned = unowned  # saves checkpoints whose metadata names no owner
         self._ours = Source(target, True)
+        self._ids: Sequence[str] = ()
 
     async def names(self) -> Sequence[Name]:
         """The ids of threads."""
-        return [(id,) for id in await self._source.thread_ids()]
+        self._ids = await self._source.thread_ids()
+        return [(id,) for id in self._ids]
 
     async def compare(self, name: Name) -> Found:
         """Compare all checkpoints of a thread, and which one is the newest."""
@@ -166,6 +179,17 @@ class Threads:
         else:
             await self._copy(name, work)
 
+    async def ownerless(self) -> int:
+        """The number of these threads that have no owner here."""
+        names = {self._target.prefix + id for id in self._ids}
+        count, after = 0, None
+        while True:
+            page = await self._store.sessions(prefix=self._target.prefix, fresh=True, limit=_PAGE, after=after)
+            count += sum(each.user is None and each.id in names for each in page)
+            if len(page) < _PAGE:
+                return count
+            after = page[-1].cursor
+
     async def _copy(self, name: Name, work: Sequence[tuple[Key, bool]]) -> None:
         versions: dict[Key, Any] = {}
         saved: dict[Key, Any] = {}
@@ -176,17 +200,18 @@ class Threads:
             if not there:
                 parent = (key[0], _parent(found) or "")
                 begin = _config(name[0], key[0], parent[1] or None)
+                # A config that a saver returned names a checkpoint, so this may be a branch and is never a stale run.
+                config, target = saved.get(parent, begin), self._unowned
                 if self._target.user in found.metadata:  # LangGraph copies "configurable" there
-                    begin["configurable"][self._target.user] = found.metadata[self._target.user]  # type: ignore[literal-required]
+                    owner = {self._target.user: found.metadata[self._target.user]}  # type: ignore[literal-required]
+                    config, target = {"configurable": config["configurable"] | owner}, self._target
                 of_parent = versions.get(parent, {})
                 new = {
                     channel: version
                     for channel, version in found.checkpoint["channel_versions"].items()
                     if channel not in of_parent or of_parent[channel] != version
                 }
-                # A config that a saver returned names a checkpoint, so this may be a branch and is never a stale run.
-                config = saved.get(parent, begin)
-                saved[key] = await self._target.aput(config, found.checkpoint, found.metadata, new)
+                saved[key] = await target.aput(config, found.checkpoint, found.metadata, new)
                 versions[key] = found.checkpoint["channel_versions"]
             await self._copy_writes(_config(name[0], *key), found)
 
@@ -203,7 +228,7 @@ class Threads:
                 [each for each in writes if each[0] not in WRITES_IDX_MAP],
             ):
                 if some:
-                    await self._target.aput_writes(config, some, task, path)
+                    await self._unowned.aput_writes(config, some, task, path)
 
 
 def _config(thread_id: str, namespace: str, checkpoint_id: str | None = None) -> Any:

@@ -597,6 +597,12 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only compare; change no
 def langgraph(
     context: typer.Context,
     source: Annotated[str, typer.Argument(help=f"postgresql://..., sqlite:///file, {_SOURCE}")],
+    user: Annotated[
+        str | None,
+        typer.Option(
+            help="The entry of a thread's metadata, from 'configurable', that has its owner, such as user_id."
+        ),
+    ] = None,
     into: Into = None,
     only: Only = None,
     limit: Limit = None,
@@ -606,11 +612,33 @@ def langgraph(
 
     Each copy is compared with its source. The command can be repeated: it skips equal threads and completes those
     that are half copied or changed in the source. A thread that changed here is listed, not overwritten: exit code 1.
+    A thread gets its owner with the first part that is copied.
 
     Example: [cyan]distributed-state --url redis://host --archive postgresql://host/agents adopt langgraph
-    postgresql://host/graphs[/]
+    postgresql://host/graphs --user user_id[/]
     """
-    _adopt(context, "langgraph.adopting", source, into, only, limit, dry_run)
+    _adopt(
+        context, "langgraph.adopting", source, into, only, limit, dry_run, **({} if user is None else {"user": user})
+    )
+
+
+@adopt.command("langgraph-store")
+def langgraph_store(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help=f"postgresql://..., sqlite:///file, {_SOURCE}")],
+    into: Into = None,
+    only: Only = None,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Copy the values of a LangGraph store (BaseStore), namespace by namespace, with their times.
+
+    A namespace is named with periods, as users.ada. The command can be repeated: it skips equal namespaces and
+    completes those that changed in the source. A namespace that changed here is listed, not overwritten: exit code 1.
+
+    Example: [cyan]distributed-state --url redis://host adopt langgraph-store postgresql://host/graphs[/]
+    """
+    _adopt(context, "langgraph.adopting_memories", source, into, only, limit, dry_run)
 
 
 @adopt.command()
@@ -727,6 +755,8 @@ def _adopt(
             threads = await framework.threads(stack, store, given, **more)
             chosen = {"only": only or (), "limit": limit, "dry_run": dry_run, "progress": show}
             await frame.adopt(threads, store, **chosen)
+            if hasattr(threads, "ownerless") and not dry_run and (count := await threads.ownerless()):
+                err.print(f"{count} of them have no owner: `store.forget` does not find these", highlight=False)
 
     try:
         with open_store(context) as store, err.status("looking for threads") as status:
