@@ -94,6 +94,7 @@ ADAPTERS: dict[str, str] = {
     "OpenAI Agents": "openai_agents",
     "Google ADK": "adk",
     "Agno": "agno",
+    "Microsoft Agent Framework": "agent_framework",
     "LangChain": "langchain",
     "Claude Agent SDK": "claude_agent_sdk",
     "Pydantic AI": "pydantic_ai",

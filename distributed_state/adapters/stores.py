@@ -177,10 +177,16 @@ class Conversation:
     bring erased content back. So an object that read it before the deletion may not begin it again.
     """
 
-    def __init__(self, session: AsyncSession) -> None:
+    def __init__(self, session: AsyncSession, seen: Any = None) -> None:
         self._session = session
-        self._looked = False
-        self._empty_at: int | None = None
+        self._looked: bool
+        self._empty_at: int | None
+        self._looked, self._empty_at = seen or (False, None)
+
+    @property
+    def seen(self) -> list[Any]:
+        """Its knowledge of the session, as JSON, for another object of the same run."""
+        return [self._looked, self._empty_at]
 
     async def read(self, last: int | None = None) -> list[dict[str, Any]]:
         """Read the last messages, or all, from the server."""

@@ -16,6 +16,7 @@ from agno.run.agent import RunContentEvent, RunStartedEvent, ToolCallStartedEven
 from following import plain, shown
 from frameworks import (
     adk_crew,
+    agent_framework_crew,
     agno_crew,
     claude_agent_sdk_crew,
     langchain_crew,
@@ -43,6 +44,7 @@ CREWS = [
     langchain_crew,
     claude_agent_sdk_crew,
     pydantic_ai_crew,
+    agent_framework_crew,
 ]
 SAID = ["Oslo ", "is ", "lovely."]
 AGAIN = ["Bergen ", "is ", "wet."]
