@@ -135,7 +135,7 @@ class DistributedConversationStore(ConversationStore):
     async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
         """Remove a conversation permanently, with its entries and history, or raise ConversationConflict."""
         session = self.session_record(conversation_id)
-        async with session.lock():  # so that nobody saves between the look and the erasure
+        async with session.lock():  # so that no other worker saves in between
             if await session.get(_REVISION, fresh=True) != expected_revision:
                 raise ConversationConflict(conversation_id)
             await self._store.erase(session.id)
