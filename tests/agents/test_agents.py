@@ -112,7 +112,8 @@ async def test_the_replica_that_deletes_hears_of_it_before_the_data_goes(store: 
 
 
 async def test_the_hooks_run_again_for_a_conversation_that_expired_and_began_again(opener: Any) -> None:
-    store = await opener(session_idle=0.2, sweep=0.02, expired="begin again")
+    # Long enough for the hook, which must find the conversation that began again.
+    store = await opener(session_idle=1.0, sweep=0.02, expired="begin again")
     agent, session = made(Recorder, store), store.session("c")
     async with hosted(agent):
         await session.set("notes", ["kept"])

@@ -33,6 +33,7 @@ import distributed_state.adapters.openai_agents_adopting as openai
 from distributed_state import InvalidValue, NotFound, StateStore
 from distributed_state.adapters.adk import DistributedSessionService
 from distributed_state.adapters.adk import adopting as adk
+from distributed_state.adapters.adopting import adopt
 from distributed_state.adapters.agno import AsyncDistributedDb
 from distributed_state.adapters.agno import adopting as agno
 from distributed_state.adapters.langgraph import DistributedStateSaver, DistributedStateStore
