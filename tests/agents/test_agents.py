@@ -432,9 +432,8 @@ async def test_a_hook_that_fails_or_is_slow_is_logged_with_its_event(store: Any,
     failed, slow = ([r for r in caplog.records if word in r.getMessage()] for word in ("hook failed", "slow hook"))
     assert [(r.levelname, r.agent, r.fields["subject"]) for r in failed] == [("ERROR", "Poisoned", "session:poison")]
     assert "LookupError: no such thing" in failed[0].fields["error"]
-    assert [(r.levelname, r.fields["subject"], r.fields["event"]) for r in slow] == [
-        ("WARNING", "session:slow", "conversation.created")
-    ]
+    found = [(r.levelname, r.fields["subject"], r.fields["event"]) for r in slow]
+    assert ("WARNING", "session:slow", "conversation.created") in found  # a busy machine may delay others, too
 
 
 async def test_hooks_get_the_parameters_that_they_name(store: Any) -> None:
