@@ -103,10 +103,7 @@ async def post(
     durability: str | None,
 ) -> int:
     """Store an input, and return its number: see `session.post`."""
-    name = request_log.name_of(request_id)
-    changes = context.changes()
-    changes.post(message, request_id, b"" if name is None else request_log.tag_of(name).encode())
-    draft = context.sign(_scheduled(context, changes.draft("post", durability=durability), handler))
+    draft = _posting(context, message, request_id, handler, durability)
     try:
         done = await write_path.commit(context.tiers, context.keys, draft)
     except Posted as known:
@@ -125,16 +122,26 @@ async def post_first(
     context: RecordContext, message: Message | dict[str, Any], request_id: str, durability: str | None
 ) -> bool:
     """Store an input, unless one of this request was accepted before; return whether it was stored."""
-    name = request_log.name_of(request_id)
-    assert name is not None
-    changes = context.changes()
-    changes.post(message, request_id, request_log.tag_of(name).encode())
-    draft = context.sign(_scheduled(context, changes.draft("post", durability=durability), None))
+    draft = _posting(context, message, request_id, None, durability)
     try:
         await write_path.commit(context.tiers, context.keys, draft)
     except Posted:
         return False
     return True
+
+
+def _posting(
+    context: RecordContext,
+    message: Message | dict[str, Any],
+    request_id: str | None,
+    handler: str | None,
+    durability: str | None,
+) -> Draft:
+    """The change that stores an input."""
+    name = request_log.name_of(request_id)
+    changes = context.changes()
+    changes.post(message, request_id, b"" if name is None else request_log.tag_of(name).encode())
+    return context.sign(_scheduled(context, changes.draft("post", durability=durability), handler))
 
 
 def _scheduled(context: RecordContext, draft: Draft, handler: str | None) -> Draft:
