@@ -12,8 +12,9 @@ from sqlalchemy import Connection, event
 
 from distributed_state.cold import opening
 from distributed_state.cold.engine import Sql
+from distributed_state.cold.tables import HEAD
 
-Upgrade = Callable[[Connection], None]
+Upgrade = Callable[[Connection, str], None]
 
 
 class Replayed:
@@ -23,10 +24,10 @@ class Replayed:
         self.upgrade = upgrade
         self._executed: dict[str, list[str]] = {}
 
-    def __call__(self, connection: Connection) -> None:
+    def __call__(self, connection: Connection, wanted: str) -> None:
         dialect = connection.dialect.name
-        if opening.revision(Sql(connection, "")) is not None:
-            self.upgrade(connection)
+        if wanted != HEAD or opening.revision(Sql(connection, "")) is not None:
+            self.upgrade(connection, wanted)
         elif dialect in self._executed:
             # Through the driver: there are fifty, and SQLAlchemy takes as long for each as the database does.
             cursor = connection.connection.cursor()
@@ -34,10 +35,10 @@ class Replayed:
                 cursor.execute(statement)
             cursor.close()
         else:
-            executed = self._recorded(connection)
+            executed = self._recorded(connection, wanted)
             self._executed[dialect] = [";\n".join(executed)] if dialect == "postgresql" else executed
 
-    def _recorded(self, connection: Connection) -> list[str]:
+    def _recorded(self, connection: Connection, wanted: str) -> list[str]:
         executed = list[str]()
 
         def record(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
@@ -47,7 +48,7 @@ class Replayed:
 
         event.listen(connection, "before_cursor_execute", record)
         try:
-            self.upgrade(connection)
+            self.upgrade(connection, wanted)
         finally:
             event.remove(connection, "before_cursor_execute", record)
         return executed

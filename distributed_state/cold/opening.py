@@ -9,6 +9,7 @@ Design: sections 9, 14.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import threading
 import time
@@ -19,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
-from sqlalchemy import Connection, exc, func, insert, inspect, select, text
+from sqlalchemy import Connection, Inspector, MetaData, exc, func, insert, inspect, select, text
 from sqlalchemy.engine import URL
 
 from distributed_state.cold.connections import parse_url, sqlite_file
 from distributed_state.cold.engine import Database, Sql
-from distributed_state.cold.tables import HEAD, REVISIONS, UNRELEASED, namespaces
+from distributed_state.cold.tables import CONTRACTS, HEAD, REVISIONS, UNRELEASED, metadata, namespaces
 from distributed_state.errors import ConfigurationError
 from distributed_state.settings import create_private
 from distributed_state.values import chance
@@ -33,7 +34,9 @@ _LOCK = 0x6473_7461_7465  # an arbitrary number that other programs are unlikely
 _alembic = threading.Lock()
 LAYOUT = 1
 _ADVICE = "another store has it open embedded; give all workers one Redis url to share it"
+_NAMED = 5  # tables and columns that one error names
 _KILLED_SECONDS = 1.0  # PostgreSQL takes a moment to notice that a process was killed
+log = logging.getLogger(__name__)
 _UNLIMITED = text(
     "SELECT set_config(name, '0', true) FROM pg_settings "
     "WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')"
@@ -48,9 +51,10 @@ _UNLIMITED = text(
 
 
 def ready(database: Database, may_migrate: bool) -> None:
-    """Migrate the database to this release's revision if allowed; otherwise require that it has it.
+    """Expand the tables to those of this release if allowed, and require that they have what it needs.
 
-    If the database has it already, this is one small query.
+    Tables of a newer release may have more. If the database is at this release's revision, this is one small query.
+    Raises ConfigurationError.
     """
     with database.read() as sql:
         found = revision(sql)
@@ -60,29 +64,76 @@ def ready(database: Database, may_migrate: bool) -> None:
             "`distributed-state export` with that version, then `distributed-state import` with this one, into another "
             "database"
         )
-    if found is not None and found not in REVISIONS:
-        raise ConfigurationError(
-            f"{database.name} is at revision {found}, which this release ({HEAD}) does not know: "
-            "install the newer release, or use another database"
-        )
-    if found != HEAD and not may_migrate:
-        raise ConfigurationError(
-            f"{database.name} is at revision {found}, this release needs {HEAD}: run `distributed-state migrate`"
-        )
-    if found != HEAD:
+    if may_migrate and found != expanded(found):
         migrate(database)
+        with database.read() as sql:
+            found = revision(sql)
+    if found == HEAD:
+        return
+    with database.read() as sql:
+        missing = lacking(inspect(sql.connection))
+    if not missing:
+        if found not in REVISIONS:
+            log.info("%s is at revision %s, of a newer release, and has all that this one needs", database.name, found)
+        return
+    problem = f"{database.name} is at revision {found}, and this release ({HEAD}) needs {', '.join(missing[:_NAMED])}: "
+    if found is not None and found not in REVISIONS:
+        raise ConfigurationError(f"{problem}install the newer release that removed it, or use another database")
+    if found == expanded(found):
+        raise ConfigurationError(f"{problem}run `distributed-state migrate --contract` of the release before")
+    raise ConfigurationError(f"{problem}run `distributed-state migrate`")
 
 
-def migrate(database: Database) -> None:
-    """Migrate the database to this release's revision."""
+def expanded(found: str | None) -> str:
+    """The newest revision to which a database may be migrated beside workers of the release before."""
+    if found is None:
+        return HEAD
+    if found in REVISIONS:
+        for each in REVISIONS[REVISIONS.index(found) + 1 :]:
+            if each in CONTRACTS:
+                break
+            found = each
+    return found
+
+
+def lacking(found: Inspector, wanted: MetaData = metadata) -> list[str]:
+    """Name the tables and columns that a database lacks, and those that a writer without them cannot fill."""
+    there = {name: columns for (_, name), columns in found.get_multi_columns().items()}
+    missing = []
+    for table in wanted.sorted_tables:
+        if table.name not in there:
+            missing.append(table.name)
+            continue
+        columns = {each["name"]: each for each in there[table.name]}
+        missing += [f"{table.name}.{each.name}" for each in table.columns if each.name not in columns]
+        missing += [
+            f"{table.name} without a required {name}"
+            for name, each in columns.items()
+            if name not in table.columns and not each["nullable"] and each["default"] is None
+        ]
+    return missing
+
+
+def migrate(database: Database, contract: bool = False) -> None:
+    """Migrate the database as far as `expanded` says, or to this release's revision."""
     with database.long_write() as sql:
         if sql.postgresql:
             # Another process may be migrating, for as long as that takes.
             sql.exec_driver_sql("SET LOCAL lock_timeout = 0")
             sql.execute(select(func.pg_advisory_xact_lock(_LOCK)))
         # Another process may have migrated during the wait for the lock.
-        if revision(sql) != HEAD:
-            _upgrade(sql.connection)
+        found = revision(sql)
+        wanted = HEAD if contract and found in REVISIONS else expanded(found)
+        if found != wanted:
+            _upgrade(sql.connection, wanted)
+
+
+def pending(found: str | None) -> dict[str, str]:
+    """The contractions that a database has not had, each with the first release whose workers do without."""
+    if found is None or found not in REVISIONS:
+        return {}
+    after = REVISIONS.index(found) + 1
+    return {each: CONTRACTS[each] for each in REVISIONS[after:] if each in CONTRACTS}
 
 
 def revision(sql: Sql) -> str | None:
@@ -93,7 +144,7 @@ def revision(sql: Sql) -> str | None:
     return found
 
 
-def _upgrade(connection: Connection) -> None:
+def _upgrade(connection: Connection, wanted: str) -> None:
     # Imported here: it takes a quarter of a second, and is needed once for a database.
     from alembic import command
     from alembic.config import Config
@@ -103,7 +154,7 @@ def _upgrade(connection: Connection) -> None:
     config.attributes["connection"] = connection
     # Acquired last, inside the transaction: its holder waits for no lock that others hold while they wait for this one.
     with _alembic:
-        command.upgrade(config, HEAD)
+        command.upgrade(config, wanted)
 
 
 def _after_fork() -> None:

@@ -21,8 +21,11 @@ from distributed_state.values.journal import KEY_BYTES as ITEM_KEY_BYTES
 from distributed_state.values.model import MAX_ID_BYTES, MAX_PHASE
 from distributed_state.values.search import KEY_BYTES, TEXT_BYTES
 
-# Oldest first. A database with another revision was made by a newer release.
+# Oldest first. A database with another revision was made by a newer release. Most revisions expand: they add only what
+# workers of the release before can leave out, so both releases may use the database. One that is in CONTRACTS removes
+# what only older workers use; the first release whose workers do without is named there. No store does that at open.
 REVISIONS = ("1", "2", "3", "4")
+CONTRACTS: dict[str, str] = {}
 HEAD = REVISIONS[-1]
 # Pre-release layouts: `export` and `import` move their data.
 UNRELEASED = ("0001", "0002", "0003")

@@ -18,9 +18,9 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from below import logged_in
-from sqlalchemy import event, func, select, text, update
+from sqlalchemy import MetaData, event, func, inspect, select, text, update
 
-from distributed_state.cold import tables
+from distributed_state.cold import opening, tables
 from distributed_state.cold.engine import Database
 from distributed_state.cold.opening import Known
 from distributed_state.cold.store import ColdStore
@@ -78,14 +78,82 @@ def test_without_migrations_an_empty_database_is_refused(tmp_path: Path, postgre
             ColdStore.open(url, "n", migrate=False)
 
 
-def test_a_database_of_a_newer_release_is_refused(tmp_path: Path, postgres_url: str, opened: Opener) -> None:
-    """An unknown revision is never migrated or used."""
+@pytest.mark.parametrize("migrate", [True, False])
+def test_a_database_of_a_newer_release_is_used_while_it_has_what_this_one_needs(
+    tmp_path: Path, postgres_url: str, opened: Opener, migrate: bool
+) -> None:
+    """So a worker of the release before may start, at any time, until a contraction removes what it needs."""
     for url in (f"sqlite:///{tmp_path}/newer.db", postgres_url):
         with opened(url).database.write() as connection:
             connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+            connection.execute(text("ALTER TABLE records ADD COLUMN of_the_next INTEGER"))
+            connection.execute(text("ALTER TABLE records ADD COLUMN counted INTEGER NOT NULL DEFAULT 0"))
+            connection.execute(text("CREATE TABLE of_the_next (id INTEGER NOT NULL)"))
+        ColdStore.open(url, "n", migrate=migrate).close()
+        with opened(url).database.read() as sql:
+            assert opening.revision(sql) == "9999", "an old release migrates nothing back"
+
+
+CONTRACTED = {
+    "ALTER TABLE access_tokens DROP COLUMN made_by": "access_tokens.made_by",
+    "DROP TABLE quarantine": "quarantine",
+    "ALTER TABLE tags ADD COLUMN of_the_next INTEGER NOT NULL": "tags without a required of_the_next",
+}
+
+
+@pytest.mark.parametrize("change", CONTRACTED)
+def test_a_database_of_a_newer_release_is_refused_without_what_this_one_needs(
+    tmp_path: Path, postgres_url: str, opened: Opener, change: str
+) -> None:
+    """An unknown revision is never migrated."""
+    required = change.endswith("NOT NULL")
+    for url in (f"sqlite:///{tmp_path}/newer.db", postgres_url):
+        if required and url.startswith("sqlite"):
+            continue  # it adds no such column to a table that exists
+        with opened(url).database.write() as connection:
+            connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+            connection.execute(text(change))
         for migrate in (True, False):
-            with pytest.raises(ConfigurationError, match="9999"):
+            with pytest.raises(
+                ConfigurationError, match=rf"9999.*needs {CONTRACTED[change]}: install the newer release"
+            ):
                 ColdStore.open(url, "n", migrate=migrate)
+
+
+def test_every_migration_but_contractions_leaves_what_the_release_before_needs(
+    tmp_path: Path, postgres_url: str, real_migrations: None
+) -> None:
+    """Its workers find all of their tables and columns, and can leave out those that they do not know."""
+    for url in (f"sqlite:///{tmp_path}/each.db", postgres_url):
+        database = Database(url, 10)
+        before: MetaData | None = None
+        for revision in tables.REVISIONS:
+            with database.long_write() as sql:
+                opening._upgrade(sql.connection, revision)
+                if before is not None and revision not in tables.CONTRACTS:
+                    assert opening.lacking(inspect(sql.connection), before) == [], revision
+                before = MetaData()
+                before.reflect(sql.connection)
+        database.close()
+
+
+def test_a_contraction_waits_for_its_command(
+    tmp_path: Path, postgres_url: str, opened: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that is older is brought up to the revision before it, and a new one has it."""
+    monkeypatch.setattr(opening, "CONTRACTS", {"3": "0.2"})
+    assert [opening.expanded(each) for each in (None, "1", "2", "3", "4", "9999")] == ["4", "2", "2", "4", "4", "9999"]
+    assert [opening.pending(each) for each in (None, "1", "3", "9999")] == [{}, {"3": "0.2"}, {}, {}]
+    for url in (f"sqlite:///{tmp_path}/each.db", postgres_url):
+        database = Database(url, 10)
+        with database.long_write() as sql:
+            opening._upgrade(sql.connection, "1")
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=r"revision 2.*`distributed-state migrate --contract` of the"):
+                ColdStore.open(url, "n")
+        opening.migrate(database, contract=True)
+        database.close()
+        assert opened(url).database.opened
 
 
 @pytest.mark.parametrize("revision", tables.UNRELEASED)

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from below import ROOT, Worker
 from releases import RELEASES, Release
-from sqlalchemy import create_engine, text
 
 from distributed_state import StateStore
 from distributed_state.cold.tables import REVISIONS
@@ -130,34 +129,55 @@ def test_without_the_canary_the_release_before_is_refused(fleet: Fleet) -> None:
 # The tables
 
 
-class After(Worker):
-    """A process of the next release: this one's code, and tables with one more column."""
+class Other(Worker):
+    """A process of another release: this one's code, and other tables."""
 
     root: Path
 
 
-_NEXT = """
+_MIGRATION = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision = "next", {last!r}
+revision, down_revision = {revision!r}, {before!r}
 
 
 def upgrade() -> None:
-    op.add_column("records", sa.Column("of_the_next", sa.Integer, nullable=True))
+    {change}
 """
+ADDED = "for table in ('records', 'quarantine'): op.add_column(table, sa.Column('of_the_next', sa.Integer))"
+REMOVED = "op.drop_column('quarantine', 'of_the_next')"
 
 
-def release_after(folder: Path) -> type[After]:
+def release(folder: Path, *steps: str) -> type[Other]:
+    """A copy of the package that is a later release.
+
+    The step "next" adds a column to two tables; workers of that release need the one in the quarantine. The step "last"
+    removes it: its workers, said to be of release 99, do without.
+    """
     package = folder / "distributed_state"
     shutil.copytree(ROOT / "distributed_state", package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "cold/migrations/versions/next_release.py").write_text(_NEXT.format(last=REVISIONS[-1]))
+    before = REVISIONS[-1]
+    for step in steps:
+        change = {"next": ADDED, "last": REMOVED}[step]
+        made = _MIGRATION.format(revision=step, before=before, change=change)
+        (package / f"cold/migrations/versions/{step}.py").write_text(made)
+        before = step
     tables = package / "cold/tables.py"
-    revisions = f"REVISIONS = {(*REVISIONS, 'next')!r}"
-    made, count = re.subn(r"^REVISIONS = .*$", revisions, tables.read_text(), flags=re.M)
-    assert count == 1
-    tables.write_text(made)
-    return type("AfterHere", (After,), {"root": folder})
+    written = tables.read_text()
+    written = replaced(r"^REVISIONS = .*$", f"REVISIONS = {(*REVISIONS, *steps)!r}", written)
+    if "last" in steps:
+        written = replaced(r"^(CONTRACTS: .* =) .*$", r"\1 {'last': '99'}", written)
+    else:
+        written = replaced(r'^( +)(Column\("reason".*)$', r'\1\2\n\1Column("of_the_next", Integer),', written)
+    tables.write_text(written)
+    return type("OtherHere", (Other,), {"root": folder})
+
+
+def replaced(pattern: str, by: str, written: str) -> str:
+    found, count = re.subn(pattern, by, written, flags=re.M)
+    assert count == 1, pattern
+    return found
 
 
 def command(root: Path, settings: dict[str, Any], *words: str) -> subprocess.CompletedProcess[str]:
@@ -169,55 +189,101 @@ def command(root: Path, settings: dict[str, Any], *words: str) -> subprocess.Com
     )
 
 
-def taken_back(archive: str) -> None:
-    """The tables as this release knows them; a column that it does not know is of no concern to it."""
-    engine = create_engine(archive)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE alembic_version SET version_num = :last"), {"last": REVISIONS[-1]})
-    engine.dispose()
-
-
 @pytest.mark.parametrize("cold", ["sqlite", "postgres"])
-def test_tables_are_migrated_beside_workers_that_go_on_and_new_ones_start(
+def test_workers_of_two_releases_start_and_stop_beside_one_another_and_the_new_one_is_taken_back(
     cold: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    """Tables are expanded beside workers that go on; old ones start then, too, and are the only ones at the end."""
     sqlite = f"sqlite:///{tmp_path}/archive.db"
     archive = sqlite if cold == "sqlite" else request.getfixturevalue("postgres_url")
-    after = release_after(tmp_path / "after")
+    after = release(tmp_path / "after", "next")
     with redis_server() as server:
         settings = {"url": server.url, "archive": archive, "namespace": "n"}
+        assert command(ROOT, settings, "migrate").returncode == 0
+        said: list[str] = []
+
+        def start(kind: type[Worker]) -> Worker:
+            worker = kind("write", ids=IDS, migrate=False, **settings)
+            assert worker.line() == "opened"
+            return worker
+
+        def go_on(*workers: Worker) -> None:
+            for worker in workers:
+                said.extend(worker.line() for _ in range(30))
+
+        def end(worker: Worker) -> None:
+            worker.say("stop")
+            said.extend(worker.lines())
+            assert worker.process.exit_code == 0
+            worker.kill()
+
+        first = start(Worker)
+        go_on(first)
+        early = command(after.root, settings | {"migrate": "false"}, "audit")
+        assert early.returncode
+        assert "run `distributed-state migrate`" in " ".join(early.stderr.split()), "a new one waits for its tables"
+        done = command(after.root, settings, "migrate")
+        assert done.returncode == 0, done.stderr
+        new = start(after)
+        go_on(first, new, first)
+        scaled = start(Worker)  # as an autoscaler starts it while the release rolls
+        go_on(scaled, new)
         done = command(ROOT, settings, "migrate")
         assert done.returncode == 0, done.stderr
-        with Worker("write", ids=IDS, migrate=False, **settings) as old:
-            assert old.line() == "opened"
-            said = [old.line() for _ in range(50)]
-            early = command(after.root, settings | {"migrate": "false"}, "audit")
-            assert early.returncode
-            assert "run `distributed-state migrate`" in " ".join(early.stderr.split()), "a new one waits for its tables"
-            done = command(after.root, settings, "migrate")
-            assert done.returncode == 0, done.stderr
-            with after("write", ids=IDS, migrate=False, **settings) as new:
-                assert new.line() == "opened"
-                for worker in (old, new, old):
-                    said += [worker.line() for _ in range(50)]
-                late = command(ROOT, settings, "migrate")
-                assert late.returncode
-                assert "which this release" in late.stderr, "an old one that starts now is told to leave"
-                for worker in (old, new):
-                    worker.say("stop")
-                    said += worker.lines()
-                    assert worker.process.exit_code == 0
-        taken_back(archive)
-        with StateStore.open(server.url, archive=archive, namespace="n") as store:
-            store.admin.archive()
-            assert not [each for each in store.admin.doctor() if not each.ok and each.name.startswith("partition")]
-        whole = list(map(str.split, said))
+        end(new)
+        end(first)
+        go_on(scaled)
+        again = start(Worker)
+        go_on(scaled, again)
+        end(scaled)
+        end(again)
+        whole(said, server.url, archive)
         server.stop()
-    with redis_server() as empty, StateStore.open(empty.url, archive=archive, namespace="n") as store:
+    with redis_server() as empty:
+        whole(said, empty.url, archive)
+
+
+def whole(said: list[str], url: str, archive: str) -> None:
+    """Everything that workers were acknowledged is in SQL: in order, and once."""
+    written = list(map(str.split, said))
+    with StateStore.open(url, archive=archive, namespace="n") as store:
+        store.admin.archive()
+        assert not [each for each in store.admin.doctor() if not each.ok and each.name.startswith("partition")]
         for id in IDS:
             mine = sorted(
-                (int(version), f"{id} {replica} {number}") for each, version, replica, number in whole if each == id
+                (int(version), f"{id} {replica} {number}") for each, version, replica, number in written if each == id
             )
             messages = [message.content for message in store.session(id).messages()]
-            assert messages == [text for _, text in mine], "SQL alone has all of both, in order, once"
+            assert messages == [text for _, text in mine]
             assert [change.version for change in store.session(id).history()] == [version for version, _ in mine]
+
+
+def test_a_contraction_waits_until_no_worker_needs_what_it_removes(tmp_path: Path, postgres_url: str) -> None:
+    """It names those that do, and afterwards a worker of their release is refused by what it lacks, not by a number."""
+    after, last = release(tmp_path / "after", "next"), release(tmp_path / "last", "next", "last")
+    with redis_server() as server:
+        settings = {"url": server.url, "archive": postgres_url, "namespace": "n"}
+        assert command(after.root, settings, "migrate").returncode == 0
+        with after("write", ids=IDS, migrate=False, **settings) as worker:
+            assert worker.line() == "opened"
+            assert command(last.root, settings, "migrate").returncode == 0
+            said = [worker.line() for _ in range(30)]
+            refused = command(last.root, settings, "migrate", "--contract")
+            assert refused.returncode
+            message = " ".join(refused.stderr.split())
+            assert "workers older than 99 need what would be removed; replace them first: " in message
+            assert f"process {worker.process.pid} on " in message
+            said += [worker.line() for _ in range(30)]
+            worker.say("stop")
+            said += worker.lines()
+        done = command(last.root, settings, "migrate", "--contract")
+        assert done.returncode == 0, done.stderr
+        late = command(after.root, settings, "migrate")
+        assert late.returncode
+        assert "needs quarantine.of_the_next: install the newer release" in " ".join(late.stderr.split())
+        with Worker("write", ids=IDS, migrate=False, **settings) as worker:
+            assert worker.line() == "opened", "this release never needed it"
+            said += [worker.line() for _ in range(30)]
+            worker.say("stop")
+            said += worker.lines()
+        whole(said, server.url, postgres_url)

@@ -209,21 +209,57 @@ def repair(
 
 
 @app.command()
-def migrate(context: typer.Context) -> None:
+def migrate(
+    context: typer.Context,
+    contract: Annotated[
+        bool, typer.Option("--contract", help="Then remove what only workers of older releases use. Needs Redis.")
+    ] = False,
+) -> None:
     """Migrate the SQL schema to the latest version. Stores also do this when they open. Safe to run concurrently.
 
-    This command does not need Redis.
+    Workers of the release before can run and start beside it. Without --contract this command does not need Redis. With
+    it, it is refused while such workers run, which it names.
 
     Example: [cyan]distributed-state --archive postgresql+psycopg://host/agents migrate[/]
     """
     # Not a store: SQL's tables can be migrated without Redis.
+    from distributed_state.cold import opening
     from distributed_state.cold.store import ColdStore
     from distributed_state.store.lifecycle import EMBEDDED_ARCHIVE, resolve
 
     settings = resolve(**context.obj)
     archive = settings.archive or EMBEDDED_ARCHIVE
-    ColdStore.open(archive, settings.namespace, timeout=settings.sql_timeout, alone=settings.url is None).close()
+    cold = ColdStore.open(archive, settings.namespace, timeout=settings.sql_timeout, alone=settings.url is None)
+    try:
+        if contract:
+            with cold.database.read() as sql:
+                contracts = opening.pending(opening.revision(sql))
+            if contracts and settings.url is not None:
+                _require_release(context, max(contracts.values(), key=_numbers))
+            opening.migrate(cold.database, contract=True)
+    finally:
+        cold.close()
     report("the schema is up to date")
+
+
+def _require_release(context: typer.Context, release: str) -> None:
+    """Raise ConfigurationError, which names them, if workers of an older release run."""
+    with open_existing(context) as store:
+        others = [each for each in store.admin.replicas() if each.id != store.replica]
+    late = [
+        f"{each.id} ({each.version or 'unknown'}, process {each.pid} on {each.host})"
+        for each in others
+        if _numbers(each.version) < _numbers(release)
+    ]
+    if late:
+        raise ConfigurationError(
+            f"workers older than {release} need what would be removed; replace them first: {', '.join(late)}"
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """A release as numbers that can be compared; an unknown one is the oldest."""
+    return tuple(int(each) for each in re.findall(r"\d+", version)[:3])
 
 
 @app.command()
