@@ -10,6 +10,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -59,24 +60,25 @@ def text_of(message: Any) -> str:
     return str(content if isinstance(content, str) else content[0]["text"])
 
 
-def theirs(folder: str, url: str, prefix: str) -> SessionStore:
+@asynccontextmanager
+async def theirs(folder: str, url: str, prefix: str) -> AsyncIterator[SessionStore]:
     """The store on Redis that the SDK's archive has as its example."""
     spec = importlib.util.spec_from_file_location("example", f"{folder}/examples/session_stores/redis_session_store.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    store: SessionStore = module.RedisSessionStore(
-        redis.asyncio.Redis.from_url(url, decode_responses=True), prefix=prefix
-    )
-    return store
+    async with redis.asyncio.Redis.from_url(url, decode_responses=True) as client:
+        yield module.RedisSessionStore(client, prefix=prefix)
 
 
 async def take_turns(me: str, settings: dict[str, Any], folder: str) -> None:
     """Take turns with the others until killed: one on our session, which is held for it, and one on theirs."""
-    async with AsyncStateStore.open(**settings) as store:
+    async with (
+        AsyncStateStore.open(**settings) as store,
+        theirs(folder, settings["url"], settings["namespace"]) as other,
+    ):
         ours = DistributedSessionStore(store)
-        other = theirs(folder, settings["url"], settings["namespace"])
         with tempfile.TemporaryDirectory() as config:
             for number in range(1_000_000):
                 async with ours.session_record(ID).lock(ttl=2, wait=60):

@@ -35,10 +35,10 @@ async def test_a_fleet_loses_no_turn(
         folder=folder,
         seconds=200,
     )
-    of = {"ours": DistributedSessionStore(store), "theirs": theirs(folder, opener.url, opener.namespace)}
+    async with theirs(folder, opener.url, opener.namespace) as other:
+        of = {"ours": await said(DistributedSessionStore(store)), "theirs": await said(other)}
     lost = {}
-    for name, sessions in of.items():
-        texts = await said(sessions)
+    for name, texts in of.items():
         acknowledged = [line.removeprefix(f"{name} ") for line in lines if line.startswith(f"{name} ")]
         lost[name] = [turn for turn in acknowledged if texts.count(turn) != 1 or f"You said: {turn}" not in texts]
     assert lost["ours"] == []
