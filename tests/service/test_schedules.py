@@ -34,9 +34,9 @@ class Caller:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[AsyncStateStore, Served, Caller]]:
+async def serving(**options: Any) -> AsyncIterator[tuple[AsyncStateStore, Served, Caller]]:
     """A store with a conversation of tenant acme's, its service, and a writer of that tenant."""
-    async with opened() as store:
+    async with opened(**options) as store:
         served = Served(store, Access(tokens=True))
         await store.session("acme:c", user="acme:ada").create({"n": 0})
         yield store, served, Caller(served, await served.token("acme:", "read", "write"))
@@ -51,7 +51,7 @@ async def other(served: Served, prefix: str, *rights: str) -> Caller:
 
 
 async def test_a_stuck_conversation_is_listed_with_its_error_and_tried_again() -> None:
-    async with serving() as (store, served, writer):
+    async with serving(archiver=False) as (store, served, writer):
         await store.session("evil:c").create()
         await make_stuck(store, "acme:c", "evil:c")
         await store.admin.archive()
