@@ -18,8 +18,10 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
-from typing import Any, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar, cast
 
 import redis.exceptions as driver
 
@@ -31,12 +33,80 @@ from distributed_state.port.routing import Router
 from distributed_state.port.sockets import LATE, nothing, reader
 
 
+class UsersThreads:
+    """Threads for functions of the user, which may never return.
+
+    They are daemons: Python waits for the threads of a ThreadPoolExecutor before it ends a process.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[SimpleQueue[Callable[[], None]]] = []  # the queue of each thread that waits for a call
+        self._closed = False
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Call a function in a thread, in the caller's context."""
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+        context = copy_context()
+
+        def end(result: Any, error: BaseException | None) -> None:
+            if not ended.done():  # else the caller was cancelled
+                ended.set_result((result, error))
+
+        def run() -> None:
+            result, error = None, None
+            try:
+                result = context.run(function)
+            except BaseException as raised:  # noqa: BLE001 - it is raised where the call was made
+                error = raised
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(end, result, error)
+
+        try:
+            queue = self._free.pop()
+        except IndexError:
+            queue = SimpleQueue()
+            threading.Thread(target=self._serve, args=(queue,), name="distributed-state-handler", daemon=True).start()
+        queue.put(run)
+        result, error = await ended
+        if error is not None:
+            raise error
+        return cast(T, result)
+
+    def _serve(self, queue: SimpleQueue[Callable[[], None]]) -> None:
+        while True:
+            try:
+                queue.get(timeout=_IDLE_SECONDS)()
+            except Empty:
+                pass
+            else:
+                self._free.append(queue)
+                if not self._closed:
+                    continue
+            try:
+                self._free.remove(queue)
+            except ValueError:
+                continue  # a call is on its way
+            return
+
+    def close(self) -> None:
+        """End the threads that wait for a call, and others after theirs."""
+        self._closed = True
+        with suppress(IndexError):  # another thread takes from it, too
+            while True:
+                self._free.pop().put(_nothing)
+
+
+def _nothing() -> None:
+    """Wakes a thread."""
+
+
 class Pools:
     """A thread pool for each kind of work, so that one kind that blocks does not delay the others."""
 
     def __init__(self) -> None:
         self.sql = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-sql")
-        self.handlers = ThreadPoolExecutor(max_workers=64, thread_name_prefix="distributed-state-handler")
+        self.users = UsersThreads()
         self.looks = ThreadPoolExecutor(max_workers=1, thread_name_prefix="distributed-state-look")
         # All threads that use SQL together are fewer than its connections; the background needs some of them.
         self.passes = ThreadPoolExecutor(max_workers=4, thread_name_prefix="distributed-state-pass")
@@ -47,7 +117,7 @@ class Pools:
 
         The returned thread ends when all SQL work has ended: the archive must not be closed before.
         """
-        self.handlers.shutdown(wait=False)
+        self.users.close()
         self.looks.shutdown(wait=False)
         ending = threading.Thread(target=self._end, name="distributed-state-closing", daemon=True)
         ending.start()
@@ -59,6 +129,7 @@ class Pools:
         self.sql.shutdown()
 
 
+_IDLE_SECONDS = 10.0  # after which a thread for the user's functions ends
 _STOOD_STILL = 0.5  # a loop that is late by this many seconds was blocked
 GROUP = 16  # maximum number of commands in one write
 

@@ -173,10 +173,7 @@ class SharedPort(BlockingPort):
         return await found
 
     async def thread(self, call: Callable[..., T], *arguments: Any) -> T:
-        loop = bodies.loop()
-        if loop is None:
-            return call(*arguments)
-        return await loop.run_in_executor(self._pools.handlers, partial(copy_context().run, call, *arguments))
+        return call(*arguments) if bodies.loop() is None else await self._pools.users.call(partial(call, *arguments))
 
     def complete(self, work: Awaitable[T]) -> Coroutine[Any, Any, T]:
         return super().complete(work) if bodies.loop() is None else complete(work)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,9 @@ class Workers:
         self.folder = folder
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def begin(self, count: int = 1) -> None:
+    def begin(self, count: int = 1, *, options: Sequence[str] = ()) -> None:
         """Start so many."""
-        words = ["-m", "distributed_state", "work", "answering:store", "--ttl", "2", "--concurrency", "4"]
+        words = ["-m", "distributed_state", "work", "answering:store", "--ttl", "2", "--concurrency", "4", *options]
         environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{self.folder}"}
         for _ in range(count):
             with (self.folder / f"worker{len(self.processes)}.log").open("wb") as log:
@@ -198,6 +198,17 @@ async def test_a_repeated_sigterm_lets_running_turns_end(opener: Any, tmp_path: 
         worker.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(worker.wait, 60) == 0
     assert len(await store.session("s").messages(fresh=True)) == 2
+
+
+async def test_a_function_that_hangs_does_not_keep_its_worker_from_ending(opener: Any, tmp_path: Path) -> None:
+    store = await opener()
+    hangs = AGENT.replace("{prefix}def", "def").replace("{pause}", "print('called', flush=True); time.sleep(3600)")
+    with workers(tmp_path, "AsyncStateStore", opener, hangs) as running:
+        running.begin(options=("--shutdown-timeout", "0.2"))
+        await store.session("s").post(said("1"), handler="answer")
+        await until(lambda: "called" in (tmp_path / "worker0.log").read_text(), 60.0)
+        assert await running.end() == {0}
+    assert [each.message.content for each in await store.session("s").inbox()] == ["1"]
 
 
 async def test_several_processes_of_one_command_end_together(opener: Any, tmp_path: Path) -> None:
