@@ -148,7 +148,7 @@ class AsyncStateStore(AsyncFleet):
         Commits that are not archived in time stay in Redis, and a warning in the log says how many. Has no effect on a
         closed store.
         """
-        self.stop_working()
+        self._handlers.close()
         await self._lifecycle.close()
 
     @property

@@ -1001,7 +1001,7 @@ class StateStore:
         somebody stopped is not repeated. When `work` is cancelled, or by `stop_working`, it begins no further turn,
         waits up to `shutdown_timeout` seconds for the running turns, and hands the others back. Raises InvalidValue
         without a handler, or if the store works already. A plain function of an asyncio store runs in a thread, which
-        cannot be interrupted.
+        cannot be interrupted; one that never returns does not keep the process from ending.
         """
         finish(
             self._core.work(
@@ -1010,7 +1010,10 @@ class StateStore:
         )
 
     def stop_working(self) -> None:
-        """Let this store's call of `work` end, as if it were cancelled; from any thread, or a signal handler."""
+        """Let this store's call of `work` end, as if it were cancelled; from any thread, or a signal handler.
+
+        Before the first call of `work`, this lets that one end at once. After the end of a call it has no effect.
+        """
         self._core.stop_working()
 
     def off(self, handler: Handler) -> None:

@@ -225,25 +225,20 @@ class AsyncFleet:
         somebody stopped is not repeated. When `work` is cancelled, or by `stop_working`, it begins no further turn,
         waits up to `shutdown_timeout` seconds for the running turns, and hands the others back. Raises InvalidValue
         without a handler, or if the store works already. A plain function of an asyncio store runs in a thread, which
-        cannot be interrupted.
+        cannot be interrupted; one that never returns does not keep the process from ending.
         """
         plan = Plan(concurrency, ttl, max_attempts, shutdown_timeout)
         self._context.allow("lock", scope="session")
         tiers = self._context.tiers()
         worker = SessionWorker(tiers, self._handlers, plan, self._session_of, self._context.dressed)
-        if self._handlers.working is not None:
-            raise InvalidValue("this store works already: give it a greater concurrency, or open another store")
-        self._handlers.working = worker
-        try:
-            await worker.run()
-        finally:
-            self._handlers.working = None
+        await self._handlers.work(worker)
 
     def stop_working(self) -> None:
-        """Let this store's call of `work` end, as if it were cancelled; from any thread, or a signal handler."""
-        worker = self._handlers.working
-        if worker is not None:
-            worker.stop()
+        """Let this store's call of `work` end, as if it were cancelled; from any thread, or a signal handler.
+
+        Before the first call of `work`, this lets that one end at once. After the end of a call it has no effect.
+        """
+        self._handlers.stop()
 
     async def off(self, handler: Handler) -> None:
         """Stop calling this handler. Returns when its current call has ended, at the latest after 5 s."""

@@ -94,6 +94,8 @@ class Handlers(dict[str, Serves]):
     """The handlers of one store, by name. `working`: its call of `work`, while that runs."""
 
     working: SessionWorker | None = None
+    _worked = False
+    _stopped = False  # before the first call of `work`
 
     def add(self, name: str, serves: Serves) -> None:
         """Add a handler. Raises InvalidValue if there is another one of this name."""
@@ -101,6 +103,30 @@ class Handlers(dict[str, Serves]):
             raise InvalidValue(f"a handler is a function that takes a turn, or a Workflow, not {serves!r:.80}")
         if self.setdefault(checked_handler(name), serves) is not serves:
             raise InvalidValue(f"there is a handler {name!r} already")
+
+    async def work(self, worker: SessionWorker) -> None:
+        """Let this worker run. Raises InvalidValue while another one does."""
+        if self.working is not None:
+            raise InvalidValue("this store works already: give it a greater concurrency, or open another store")
+        # In this order, because a signal handler may call `stop` between any two of these lines.
+        self.working = worker
+        self._worked = True
+        if self._stopped:
+            worker.stop()
+        try:
+            await worker.run()
+        finally:
+            self._stopped, self.working = False, None
+
+    def stop(self) -> None:
+        """Let the worker end, or the first one, if none has begun yet; from any thread, or a signal handler."""
+        self._stopped = self._stopped or not self._worked
+        self.close()
+
+    def close(self) -> None:
+        """Let the worker end, if there is one."""
+        if self.working is not None:
+            self.working.stop()
 
 
 @dataclass(eq=False, slots=True)

@@ -554,6 +554,18 @@ async def test_a_store_works_once_at_a_time(store: Any) -> None:
         pass
 
 
+async def test_a_stop_before_the_work_ends_it_at_once_and_one_after_it_does_nothing(store: Any) -> None:
+    seen: list[Any] = []
+    await store.session("s").post(said("1"), handler="a")
+    store.handler("a", answering(seen))
+    store.stop_working()
+    await store.work()
+    assert seen == []
+    store.stop_working()
+    async with working(store, {}):
+        await until(lambda: seen == ["1"])
+
+
 async def test_nothing_is_left_of_many_short_turns(store: Any) -> None:
     seen: list[Any] = []
     found: list[work.SessionWorker] = []

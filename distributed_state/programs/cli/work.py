@@ -11,7 +11,6 @@ import asyncio
 import signal
 import subprocess
 import sys
-import threading
 import time
 from inspect import iscoroutine
 from typing import Annotated, Any
@@ -25,7 +24,6 @@ from distributed_state.programs.logs import report
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _AGAIN_SECONDS = 1.0
-_STOP_SECONDS = 0.1
 _AT_ONCE_SECONDS = 5.0  # a process that fails within this time would fail again
 
 
@@ -90,18 +88,13 @@ def _on_signals(store: Any) -> None:
     """
     received: list[int] = []
 
-    def stop() -> None:
-        while True:  # the signal may have come before the work began
-            store.stop_working()
-            time.sleep(_STOP_SECONDS)
-
     def receive(number: int, _: Any) -> None:
         if received:
             if number == signal.SIGINT:
                 raise KeyboardInterrupt
             return
         received.append(number)
-        threading.Thread(target=stop, daemon=True).start()
+        store.stop_working()
 
     for each in _SIGNALS:
         signal.signal(each, receive)
