@@ -17,7 +17,7 @@ import inspect
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -59,6 +59,7 @@ Serves = Callable[[Any], Any] | Workflow
 _EVERY = 1.0  # seconds between two looks at partitions about which nothing was published
 _SHORTEST = 0.02  # seconds between two looks because of wakes
 _OTHERS = 8  # places of other workers at which one with room looks each time, at least
+_LOT = 8  # sessions taken at once of a place that has many
 _SOON_MS = 1000  # after which a session is looked at again whose lease somebody holds
 _LONGEST_RETRY = 300.0
 _FREE = b"free"  # published by a worker that has released partitions
@@ -160,6 +161,7 @@ class SessionWorker:
         self._dressed = dressed
         self._news = tiers.port.signal()
         self._published: set[Place] = set()
+        self._full: set[Place] = set()  # that had more sessions than were taken
         self._mutex = tiers.port.mutex()
         self._running: set[_Taken] = set()
         self._busy: dict[str, int] = {}  # how often the lease of a session was held by somebody else, in a row
@@ -287,10 +289,13 @@ class SessionWorker:
     async def _take(self, looks: Iterable[Place], free: int) -> int:
         """Take and begin due sessions of these handlers in these partitions, at most `free`; return how many."""
         waiting = list(looks)
-        chance.source.shuffle(waiting)
+        start = chance.source.randrange(len(waiting) or 1)
+        waiting = waiting[start:] + waiting[:start]
+        waiting.sort(key=self._full.__contains__)  # the full ones last: each of them alone can fill what is free
         taken = 0
         while waiting and taken < free:
-            some, waiting = waiting[: free - taken], waiting[free - taken :]
+            some = looked_at(waiting, self._full, free - taken)
+            waiting = waiting[len(some) :]
             taken += await self._look(some, max(1, (free - taken) // len(some)))
         with self._mutex:
             self._published.update(waiting)
@@ -310,6 +315,7 @@ class SessionWorker:
         for place, answer in zip(looks, await self._port.scripts(calls), strict=True):
             name, partition = place
             self._next.pop(place, None)
+            self._full.discard(place)
             if isinstance(answer, StateError):
                 log.log(_level(answer), "work: partition %d: %s", partition, answer)
                 continue
@@ -324,8 +330,9 @@ class SessionWorker:
                 left = (float(later_ms) - int(now_ms)) / 1000
                 self._next[place] = self._port.monotonic() + max(left, 0.0)
             elif len(rows) == 2 * most:
+                self._full.add(place)
                 with self._mutex:
-                    self._published.add(place)  # there may be more
+                    self._published.add(place)
             for member, score in zip(rows[::2], rows[1::2], strict=True):
                 self._begin(_Taken(name, tiers.keys.of(Ref.parse(member.decode())), score))
                 count += 1
@@ -544,6 +551,11 @@ class _Entered:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.turn.__aexit__(kind, error, trace)
+
+
+def looked_at(waiting: list[Place], full: Set[Place], free: int) -> list[Place]:
+    """The first of these places, to take `free` sessions: one place for each, or few places if each has many."""
+    return [each for each in waiting[:free] if each not in full] or waiting[: math.ceil(free / _LOT)]
 
 
 def _awaits(serves: Any) -> bool:

@@ -44,6 +44,15 @@ async def test_what_was_posted_before_the_worker_began_is_answered(store: Any) -
     assert sorted(seen, key=int) == [str(number) for number in range(20)]
 
 
+@pytest.mark.unit
+def test_of_places_that_have_many_sessions_few_are_asked() -> None:
+    places = [("a", partition) for partition in range(6)]
+    assert work.looked_at(places, set(), 4) == places[:4]
+    assert work.looked_at(places, set(places), 4) == places[:1]
+    assert work.looked_at(places, set(places), 20) == places[:3]
+    assert work.looked_at(places, set(places[2:]), 20) == places[:2]
+
+
 async def test_a_session_has_one_handler_and_others_leave_it_alone(store: Any) -> None:
     seen: list[Any] = []
     session = store.session("s")
