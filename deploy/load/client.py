@@ -187,6 +187,25 @@ class Client:
 
     async def events(self, path: str) -> AsyncIterator[dict[str, Any] | None]:
         """Server-sent events as they come, None once the stream stands; after a break it goes on where it was."""
+        async for name, value in self._lines(path):
+            if name == "data":
+                yield json.loads(value)
+            elif name == "retry":
+                yield None
+
+    async def ended(self, path: str) -> dict[str, Any]:
+        """Follow the output of a request until its turn is committed; what the event `ended` says."""
+        event = ""
+        async for name, value in self._lines(path):
+            if name == "event":
+                event = value
+            elif name == "data" and event == "ended":
+                found: dict[str, Any] = json.loads(value)
+                return found
+        raise AssertionError("the lines of a stream have no end")
+
+    async def _lines(self, path: str) -> AsyncIterator[tuple[str, str]]:
+        """The lines of server-sent events; after a break they go on where they were."""
         last = ""
         while True:
             with suppress(OSError, asyncio.IncompleteReadError, ValueError):
@@ -199,10 +218,7 @@ class Client:
                         name, _, value = line.decode().rstrip("\n").partition(": ")
                         if name == "id":
                             last = value
-                        elif name == "data":
-                            yield json.loads(value)
-                        elif name == "retry":
-                            yield None
+                        yield name, value
                 finally:
                     writer.transport.abort()
             await asyncio.sleep(0.2)

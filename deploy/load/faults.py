@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 LASTS = 3.0
-KINDS = ("kill-worker", "roll", "stop-redis", "pause-postgres", "kill-primary", "failover", "reshard")
+KINDS = ("kill-worker", "kill-handler", "roll", "stop-redis", "pause-postgres", "kill-primary", "failover", "reshard")
 WARM_KINDS = ("single", "sentinel", "cluster")
 # What a fault needs; the others do everywhere.
 ONLY_ON = {"failover": ("sentinel", "cluster"), "reshard": ("cluster",)}
@@ -28,6 +28,7 @@ class Breakable(Protocol):
     warm_kind: str
 
     def kill_worker(self) -> None: ...
+    def kill_handler(self) -> None: ...
     def roll(self) -> None: ...
     def stop_redis(self, seconds: float) -> None: ...
     def pause_postgres(self, seconds: float) -> None: ...
@@ -118,6 +119,7 @@ class Breaking:
     def _break(self, moment: float) -> None:
         acts: dict[str, Callable[[], float | None]] = {
             "kill-worker": lambda: self._fleet.kill_worker(),
+            "kill-handler": lambda: self._fleet.kill_handler(),
             "roll": lambda: self._fleet.roll(),
             "stop-redis": lambda: self._fleet.stop_redis(LASTS),
             "pause-postgres": lambda: self._fleet.pause_postgres(LASTS),

@@ -19,6 +19,7 @@ from pathlib import Path
 from deploy.load.client import TOKEN_FILE
 from deploy.load.crew import GENERATOR
 from deploy.load.warm_tiers import WarmTier, warm_tier
+from deploy.load.workers.processes import OPENED
 from distributed_state.programs.servers import PostgresServer, free_port, postgres_server
 from distributed_state.programs.servers.process import guard, unguard
 
@@ -26,6 +27,7 @@ _ROOT = Path(__file__).parents[2]
 _COMMAND = [sys.executable, "-m", "distributed_state"]
 _AGAIN = 0.3
 _START = 60.0
+_TTL = 3.0  # after which others serve the sessions of a dead process
 
 
 class Child:
@@ -83,10 +85,17 @@ class LocalWorker(Child):
 
 
 class LocalFleet:
-    """A warm tier with append-only files, PostgreSQL, workers and an archiver."""
+    """A warm tier with append-only files, PostgreSQL, workers, an archiver, and processes that run handlers."""
 
     def __init__(
-        self, warm: WarmTier, postgres: PostgresServer, namespace: str, workers: int, folder: Path, notice: float
+        self,
+        warm: WarmTier,
+        postgres: PostgresServer,
+        namespace: str,
+        workers: int,
+        folder: Path,
+        notice: float,
+        handlers: int,
     ) -> None:
         self.warm = warm
         self.warm_kind = warm.kind
@@ -100,6 +109,9 @@ class LocalFleet:
         # As in docker-compose.yml: workers serve, archivers archive.
         self.workers = [LocalWorker(words, urls, folder, notice) for _ in range(workers)]
         self.archiver = Child("archiver", [*words, "archiver"], urls, folder)
+        work = ["work", OPENED, "--ttl", str(_TTL)]
+        named = urls | {"DISTRIBUTED_STATE_NAMESPACE": namespace}
+        self.handlers = [Child(f"handlers-{at}", work, named, folder) for at in range(handlers)]
         self._killed = 0
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._supervise, daemon=True)
@@ -128,8 +140,11 @@ class LocalFleet:
 
     def _supervise(self) -> None:
         while not self._ended.wait(_AGAIN):
-            for child in (*self.workers, self.archiver):
+            for child in self._children():
                 child.begin_again()
+
+    def _children(self) -> tuple[Child, ...]:
+        return (*self.workers, *self.handlers, self.archiver)
 
     def cpu(self) -> dict[str, float]:
         """Seconds of CPU that each part took since it began; empty where /proc is not there."""
@@ -150,6 +165,15 @@ class LocalFleet:
         worker.process.kill()
         deadline = time.monotonic() + _START
         while time.monotonic() < deadline and (worker.process.poll() is not None or not worker.ready()):
+            time.sleep(0.05)
+
+    def kill_handler(self) -> None:
+        """SIGKILL to the next process that runs handlers; another one begins after a moment."""
+        child = self.handlers[self._killed % len(self.handlers)]
+        self._killed += 1
+        killed = child.process
+        killed.kill()
+        while child.process is killed:
             time.sleep(0.05)
 
     def roll(self) -> None:
@@ -193,10 +217,10 @@ class LocalFleet:
         os.environ.pop(TOKEN_FILE, None)
         if self._watch.is_alive():
             self._watch.join()
-        for child in (*self.workers, self.archiver):
+        for child in self._children():
             child.process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + 8
-        for child in (*self.workers, self.archiver):
+        for child in self._children():
             child.end(deadline)
 
 
@@ -229,14 +253,14 @@ def _cpu(pid: int) -> float:
 
 @contextmanager
 def local_fleet(
-    workers: int, folder: Path, namespace: str, warm: str = "single", notice: float = 1.0
+    workers: int, folder: Path, namespace: str, warm: str = "single", notice: float = 1.0, handlers: int = 0
 ) -> Iterator[LocalFleet]:
     """Start all of it on free ports, and end it."""
     with (
         warm_tier(warm, folder / "redis") as tier,
         postgres_server("-c", "max_connections=200", directory=folder / "postgres") as postgres,
     ):
-        fleet = LocalFleet(tier, postgres, namespace, workers, folder, notice)
+        fleet = LocalFleet(tier, postgres, namespace, workers, folder, notice, handlers)
         try:
             fleet.wait()
             yield fleet

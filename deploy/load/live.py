@@ -33,6 +33,7 @@ from rich.console import Console
 if not __package__:
     sys.path[0] = str(Path(__file__).parents[2])  # it is a program, and the rest of `deploy` is beside it
 
+from deploy.load.instructions import compared
 from deploy.load.rows import Row, at_most, report
 from distributed_state import AsyncStateStore, Stopped
 from distributed_state.programs.servers import redis_server
@@ -45,44 +46,6 @@ CALM = 5  # chunks a second and turn while latency is measured: plain redis-py m
 PER_TOKEN = """
 redis.call('XADD', KEYS[1], 'MAXLEN', '~', 1000, '*', 'd', ARGV[1])
 redis.call('PUBLISH', KEYS[2], ARGV[1])
-"""
-TURNS = """
-import sys
-import redis
-from distributed_state import StateStore
-
-instructions = 0
-
-
-def count(frame, event, arg):
-    global instructions
-    frame.f_trace_opcodes, frame.f_trace_lines = True, False
-    instructions += event == "opcode"
-    return count
-
-
-def turns(number, times):
-    for request in range(times):
-        with session.turn(request_id=f"{number}-{request}") as turn:
-            turn["n"] = request
-    store.admin.archive()
-
-
-client = redis.Redis.from_url(sys.argv[1])
-with StateStore.open(sys.argv[1], archive="memory", namespace=sys.argv[2], archiver=False, beat=0) as store:
-    session = store.session("s")
-    taken = []
-    for number in range(10):
-        client.config_resetstat()
-        turns(number, 200)
-        stats = client.info("commandstats")
-        taken.append(sum(each["usec"] for name, each in stats.items() if "evalsha" in name) / 200)
-    sys.settrace(count)
-    for request in range(50):
-        with session.turn(request_id=f"traced-{request}") as turn:
-            turn["n"] = request
-    sys.settrace(None)
-    print(min(taken), instructions / 50)
 """
 
 
@@ -371,29 +334,10 @@ def http(place: Place, beside: Beside) -> Iterator[Row]:
     yield at_most(f"a chunk to {what}, a chunk a second each, p99", many, few, 3, "ms", "to 10 followers")
 
 
-def _of_turns(place: Place, folder: Path, number: int) -> tuple[float, float]:
-    """Server CPU of a turn, in us, and the bytecode instructions that its client executes."""
-    given = [place.url, f"turns-{folder.name}-{number}"]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONHASHSEED": "0"}
-    command = [sys.executable, "-c", TURNS, *given]
-    found = subprocess.run(command, check=True, capture_output=True, text=True, cwd=folder, env=environment)
-    cpu, instructions = map(float, found.stdout.split())
-    return cpu, instructions
-
-
 def unstreamed(place: Place, beside: Beside) -> Iterator[Row]:
     """The cost of a turn that streams nothing, beside the same turn of the base commit."""
-    if beside.base is None:
-        return
-    here = Path(__file__).parents[2]
-    taken: dict[Path, list[tuple[float, float]]] = {here: [], beside.base.resolve(): []}
-    for number in range(3):
-        for folder, each in taken.items():
-            each.append(_of_turns(place, folder, number))
-    (ours, our_words), (theirs, their_words) = (map(min, zip(*each, strict=True)) for each in taken.values())
-    name = "a turn that streams nothing"
-    yield at_most(f"server CPU of {name}", ours, theirs, 1.01, "us", "the base commit")
-    yield at_most(f"bytecode instructions of {name}", our_words, their_words, 1.01, "", "the base commit")
+    if beside.base is not None:
+        yield from compared(place.url, beside.base, "turn", "a turn that streams nothing")
 
 
 MEASURED = {each.__name__: each for each in (unstreamed, latency, server, stops, memory, http)}

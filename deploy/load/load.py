@@ -2,6 +2,7 @@
 
     python -m deploy.load.load --local                                  # Redis, PostgreSQL and 2 workers of its own
     python -m deploy.load.load --local --fault kill-worker --fault stop-redis
+    python -m deploy.load.load --local --scenario inbox --fault kill-handler --fault stop-redis
     python -m deploy.load.load --local --warm cluster --fault kill-primary --fault reshard
     python -m deploy.load.load --local --figures --out report           # the knee, beside bare redis-py: 5 minutes
     python -m deploy.load.load --url http://worker:8080 --ramp          # a fleet that runs already
@@ -37,7 +38,7 @@ from deploy.load.fleet import local_fleet
 from deploy.load.measures import without_lost
 from deploy.load.reporting import Report, draw, show
 from deploy.load.run import Run
-from deploy.load.scenarios import SCENARIOS
+from deploy.load.scenarios import INBOX, SCENARIOS
 from deploy.load.thresholds import Thresholds
 from deploy.load.verifying import Source
 from distributed_state.errors import StateError
@@ -100,7 +101,8 @@ def main(
 ) -> None:
     """Load a fleet at a constant rate, break it on the way, and read everything back."""
     console = Console()
-    chosen = [name for each in scenario or ["chat"] for name in (SCENARIOS if each == "all" else [each])]
+    everything = [name for name in SCENARIOS if local or name != INBOX]
+    chosen = [name for each in scenario or ["chat"] for name in (everything if each == "all" else [each])]
     try:
         if bool(url) + local + compose != 1:
             raise ValueError("name one of --local, --compose, and --url http://worker:8080")
@@ -114,7 +116,11 @@ def main(
             raise ValueError("--figures compare with redis-py on one server: --warm single")
         if fault and url:
             raise ValueError("a fleet that is known by its URL cannot be broken from here: --local or --compose")
+        if INBOX in chosen and not local:
+            raise ValueError(f"{INBOX!r} needs processes with its handler: --local")
         broken = faults.parse(fault or [], seconds)
+        if INBOX not in chosen and any(each.kind == "kill-handler" for each in broken):
+            raise ValueError(f"'kill-handler' needs handlers: --scenario {INBOX}")
         faults.check([each.kind for each in broken], warm)
         places = targets(url or [])
         if url and not reached(places):
@@ -127,6 +133,7 @@ def main(
         console.print(f"[red]{escape(str(error))}[/]")
         raise typer.Exit(2) from error
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    handlers = workers if INBOX in chosen else 0
     thresholds = Thresholds(max_p50, max_p99, min_rate, max_errors, max_recovery, max_after_election)
     report = Report(_setting(source), max_p99=knee_p99)
     code = 1
@@ -137,7 +144,7 @@ def main(
                 folder = stack.enter_context(working_folder(None))
                 folder.chmod(0o755)  # PostgreSQL may run as another user
                 with console.status("starting Redis, PostgreSQL and workers"):
-                    fleet = stack.enter_context(local_fleet(workers, folder, "load", warm, notice))
+                    fleet = stack.enter_context(local_fleet(workers, folder, "load", warm, notice, handlers))
             elif compose:
                 fleet = ComposeFleet(warm)
             if fleet is not None:

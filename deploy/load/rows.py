@@ -84,8 +84,8 @@ def plot(rows: list[Row], path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def report(console: Console, rows: list[Row], png: Path | None, as_json: Path | None) -> None:
-    """Print the table, write what was asked for, and exit 1 if a goal is missed."""
+def report(console: Console, rows: list[Row], png: Path | None, as_json: Path | None, code: int | None = None) -> None:
+    """Print the table, write what was asked for, and exit: with this code, or else with 1 if a goal is missed."""
     table = Table("what", "measured", "compared with", "ratio", "goal", "")
     for row in rows:
         table.add_row(
@@ -96,4 +96,4 @@ def report(console: Console, rows: list[Row], png: Path | None, as_json: Path | 
         as_json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     if png:
         plot(rows, png)
-    sys.exit(0 if all(row.reached for row in rows) else 1)
+    sys.exit((0 if all(row.reached for row in rows) else 1) if code is None else code)

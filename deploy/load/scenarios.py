@@ -19,9 +19,12 @@ from urllib.parse import quote
 from deploy.load.client import Client
 from deploy.load.measures import Recorder
 from deploy.load.verifying import Expected, Source, messages_of
+from deploy.load.workers.handlers import ANSWER
 
 _PAUSE = 0.05
 _LONGEST_PAUSE = 0.5
+INBOX = "inbox"
+_INPUTS = 20  # of one conversation
 _LATER = (423, 429, 500, 502, 503, 504)
 _LOT = 1_000  # messages of a process in one conversation: a read shows 10,000 of all
 # 2 KB as JSON, in fields of 40 to 330 letters: one length would meet a size class of the allocator well or badly.
@@ -105,6 +108,19 @@ class Caller:
             self.of(id).uncertain.append(turn)
             raise
         self.of(id).acks.append((answer["version"], turn))
+
+    async def input(self, id: str, text: str, due: float) -> None:
+        """An input for a handler, until a turn that answers it is committed; what became of it is noted."""
+        place = f"/v1/conversations/{quote(id)}"
+        body = {"message": {"role": "user", "content": text}, "handler": ANSWER, "request_id": text}
+        try:
+            await self.until_answered(due, "POST", f"{place}/inbox", body, fine=(202,))
+            async with asyncio.timeout(self.retry_for):
+                ended = await self.client.ended(f"{place}/output?request={quote(text)}")
+        except BaseException:
+            self.of(id).uncertain.append(f"i:{text}")
+            raise
+        self.of(id).acks.append((ended["version"], f"i:{text}"))
 
 
 class Scenario:
@@ -265,8 +281,29 @@ class Events(Scenario):
         ]
 
 
+class Inbox(Scenario):
+    """Inputs that workers with a handler answer; latency is until the answer is committed and its follower knows."""
+
+    def __init__(self, caller: Caller, phase: int) -> None:
+        super().__init__(caller, phase)
+        self._waiting: deque[Talk] = deque()
+        self._begun = 0
+
+    async def request(self, due: float) -> None:
+        if self._waiting:
+            talk = self._waiting.popleft()
+        else:
+            self._begun += 1
+            talk = Talk(await self.caller.begin(f"{self.name}-inbox-{self._begun}", due), 0)
+        talk.turn += 1
+        await self.caller.input(talk.id, f"{talk.id} {talk.turn}", due)
+        if talk.turn < _INPUTS:
+            self._waiting.append(talk)
+
+
 SCENARIOS: dict[str, Callable[[Caller, int], Scenario]] = {
     "chat": Chat, "reads": Reads, "contended": Contended, "burst": Burst, "long": Long, "events": Events,
+    INBOX: Inbox,
 }  # fmt: skip
 
 

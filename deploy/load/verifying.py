@@ -2,7 +2,7 @@
 
 A turn is written as a text, from which its messages can be made again:
 `c:3:2` turn 2 of the recorded conversation 3 · `t:text` one message of a user · `f:500:7` 500 messages, lot 7 ·
-`n` none, because the conversation was only begun
+`i:text` an input and the answer of its handler · `n` none, because the conversation was only begun
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ def messages_of(source: Source, turn: str) -> list[dict[str, Any]]:
         return source[int(conversation)][int(number)]
     if kind == "t":
         return [{"role": "user", "content": rest}]
+    if kind == "i":
+        return [{"role": "user", "content": rest}, {"role": "assistant", "content": f"to {rest}"}]
     if kind == "f":
         count, _, lot = rest.partition(":")
         roles = ("user", "assistant")

@@ -73,6 +73,22 @@ def test_a_fleet_of_its_own_loses_nothing_when_a_worker_is_killed(tmp_path: Path
     assert {"latency.png", "timeline.png"} <= {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.wide
+def test_inputs_are_answered_once_although_those_who_answer_are_killed() -> None:
+    words = ("--local", "--scenario", "inbox", "--rate", "10", "--processes", "1", "--seconds", "8")
+    code, said = load(*words, "--fault", "kill-handler@1", "--fault", "kill-handler@3", "--max-recovery", "60")
+    assert code == 0, said
+    assert "80 turns acknowledged" in said
+    assert "every one is there once" in said
+
+
+def test_handlers_are_needed_by_what_uses_them() -> None:
+    for words in (("--url", "http://127.0.0.1:1", "--scenario", "inbox"), ("--local", "--fault", "kill-handler")):
+        code, said = load(*words)
+        assert code == 2
+        assert "handler" in said
+
+
 ROLLING = ("--local", "--balanced", "--attempts", "1", "--rate", "30", "--processes", "1", "--no-verify")
 
 
