@@ -9,7 +9,7 @@ import pytest
 from below import keys_of, redis_of, said, tiers, until
 from working import answering, due_set, working
 
-from distributed_state.store import due_sets
+from distributed_state.store import due_sets, work
 
 pytestmark = pytest.mark.only(warm="real")
 
@@ -61,6 +61,8 @@ async def test_sessions_are_served_while_a_set_is_filled(store: Any, monkeypatch
 
 async def test_each_partition_gets_a_page_in_turn(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(due_sets, "_PAGE", 2)
+    # All partitions are the worker's from the beginning: its own come first.
+    monkeypatch.setattr(work.SessionWorker, "_places", lambda worker: set(worker._names.values()))
     seen = looked(store, monkeypatch)
     partitions = tiers(store).keys.partitions
     await lost(store, 6 * partitions)
