@@ -45,8 +45,7 @@ class Site:
         self.root = root
         self.pages = {path: self._looked(path.read_text()) for path in sorted(root.rglob("*.html"))}
 
-        index = root / "search" / "search_index.json"
-        self.search: dict[str, Any] = json.loads(index.read_text())
+        self.search: dict[str, Any] = json.loads((root / "search.json").read_text())
 
     def _looked(self, text: str) -> Looked:
         page = Looked()
@@ -89,7 +88,7 @@ class Site:
 
     def found(self) -> dict[str, dict[str, Any]]:
         """What the search can find: by the place that it leads to."""
-        return {each["location"]: each for each in self.search["docs"]}
+        return {each["location"]: each for each in self.search["items"]}
 
 
 def _elsewhere(address: str) -> bool:

@@ -21,7 +21,7 @@ from distributed_state.programs.cli import shell
 from distributed_state.programs.servers import RedisServer
 
 PAGE = (ROOT / "docs/running/alerts.md").read_text()
-SITE = yaml.safe_load((ROOT / "tools/mkdocs.yml").read_text())["site_url"]
+SITE = yaml.safe_load((ROOT / "tools/site.yml").read_text())["site_url"]
 SERVICES = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
 RULES: dict[str, dict[str, Any]] = {
     rule["alert"]: rule
