@@ -351,7 +351,7 @@ def test_a_name_that_changes_before_a_commit_is_confirmed_makes_it_not_look_lost
     with (
         redis_server("--appendonly", "yes", "--appendfsync", "always") as server,
         redis_server() as replica,
-        opened(server, archive, beat=30.0, durability="fsynced") as store,
+        opened(server, archive, beat=600.0, durability="fsynced") as store,
     ):
         session = store.session("s")
         session.set("n", 0)
@@ -370,7 +370,7 @@ def test_a_name_that_changes_before_a_commit_is_confirmed_makes_it_not_look_lost
 
 
 def test_a_mark_is_not_written_under_a_name_that_is_over_and_says_so(archive: str) -> None:
-    with pair() as (server, replica), opened(server, archive, beat=30.0) as store:
+    with pair() as (server, replica), opened(server, archive, beat=600.0) as store:
         session = store.session("s")
         session.set("n", 0)
         tiers = store._core._lifecycle.tiers()
@@ -386,7 +386,7 @@ def test_a_mark_is_not_written_under_a_name_that_is_over_and_says_so(archive: st
 
 
 def test_a_right_that_is_taken_away_does_not_stop_who_is_connected(archive: str) -> None:
-    with redis_server() as server, opened(server, archive, beat=30.0) as store:
+    with redis_server() as server, opened(server, archive, beat=600.0) as store:
         session = store.session("s")
         session.set("n", 0)
         said(server, "ACL", "SETUSER", "default", "-info")
@@ -421,7 +421,7 @@ def believing_a_note_for_ever() -> Iterator[None]:
 
 def noticed_by_the_first(change: Callable[[Any], object], archive: str) -> None:
     """The connection has the previous data id, and so has the partition, a copy. Nobody else reads or writes."""
-    with pair() as (server, replica), opened(server, archive, beat=30.0) as store:
+    with pair() as (server, replica), opened(server, archive, beat=600.0) as store:
         session = store.session("s")
         swap(server, replica, session, store)
         change(session)
@@ -450,7 +450,7 @@ def test_it_is_not_if_the_server_is_not_asked(first: str, archive: str) -> None:
 
 
 def test_what_is_written_before_anybody_notices_a_swap_is_kept_in_a_branch(archive: str) -> None:
-    with pair() as (server, replica), opened(server, archive, beat=30.0) as store:
+    with pair() as (server, replica), opened(server, archive, beat=600.0) as store:
         session = store.session("s")
         with believing_a_note_for_ever():
             swap(server, replica, session, store)
@@ -469,7 +469,7 @@ def test_what_is_written_before_anybody_notices_a_swap_is_kept_in_a_branch(archi
 def written_before_a_swap_and_archived_over(archive: str) -> None:
     """Another worker's connection lived through it: its commits have the offsets that the lost ones had."""
     with pair() as (server, replica), ExitStack() as stack:
-        store, other = (stack.enter_context(opened(server, archive, partitions=1, beat=30.0)) for _ in range(2))
+        store, other = (stack.enter_context(opened(server, archive, partitions=1, beat=600.0)) for _ in range(2))
         other.session("o").set("n", 0)
         store.session("s").set("n", 0)
         store.admin.archive()
