@@ -187,13 +187,14 @@ def _records(scope: Scope) -> list[Operation]:
     one = f"{PREFIX}/{name}s/{{id}}"
 
     def line(method: str, path: str, right: Right, serve: Serve, summary: str, **more: Any) -> Operation:
-        return Operation(method, one + path, right, partial(serve, scope), f"{summary} of a {name}", **more)
+        said = summary if "{}" in summary else summary + "{}"
+        return Operation(method, one + path, right, partial(serve, scope), said.format(f" of a {name}"), **more)
 
     found = [
         *_fields(line), *_items(line), *_past(line), *_whole(line),
-        line("POST", "/writes", "write", fields.write_whole, "Make one write", answer=fields.WholeWritten,
+        line("POST", "/writes", "write", fields.write_whole, "Make several changes", answer=fields.WholeWritten,
              headers=_WRITE),
-        line("POST", "/changes", "write", fields.change_field, "Change a field, based on its value",
+        line("POST", "/changes", "write", fields.change_field, "Change a field{}, based on its value",
              answer=fields.FieldChanged, headers=_WRITE),
     ]  # fmt: skip
     if scope != "session":
@@ -246,7 +247,7 @@ def _past(line: Line) -> list[Operation]:
              copies=_PAST),
         line("GET", "/versions/{version:number}/diff", "read", history.diff, "Compare two versions",
              answer=history.Difference, copies=2 * _PAST),
-        line("GET", "/overview", "read", history.overview, "Read an overview of one page", answer=history.Overview),
+        line("GET", "/overview", "read", history.overview, "Read the overview", answer=history.Overview),
         line("GET", "/timeline", "read", history.timeline, "Read the events of the state", answer=history.Timeline),
         line("GET", "/forks", "read", history.list_forks, "List the forks", answer=history.Forks),
         line("GET", "/checkpoints", "read", history.checkpoints, "List the checkpoints", answer=history.Checkpoints),
