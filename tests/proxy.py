@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from below import relocated
 
 _CHUNK = 1 << 20
+_sleep = time.sleep  # real time, also while another test simulates it
 
 
 class Loss:
@@ -222,7 +223,7 @@ class _Pair:
                 at, chunk = self._answers.get()
                 if not chunk:
                     break
-                time.sleep(max(0.0, at - time.monotonic()))
+                _sleep(max(0.0, at - time.monotonic()))
                 if not self.muted and self._loss is None:
                     self._client.sendall(chunk)
         self.close()
