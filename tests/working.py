@@ -11,6 +11,7 @@ import pytest
 from below import keys_of, redis_of, until
 from sync_api import core
 
+from distributed_state.errors import Locked
 from distributed_state.store import work
 from distributed_state.values.model import SCHEDULE
 from distributed_state.values.schedule import Schedule
@@ -28,6 +29,15 @@ async def working(store: Any, handlers: dict[str, Any], **options: Any) -> Async
     finally:
         store.stop_working()
         await running
+
+
+async def retried(session: Any) -> bool:
+    """Call `session.retry`, and again while a turn of the worker still has the lease."""
+    while True:
+        try:
+            return bool(await session.retry())
+        except Locked:
+            await asyncio.sleep(0.01)
 
 
 def answering(seen: list[Any]) -> Callable[[Any], Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from below import keys_of, redis_of, said, until
 from three_steps import STEPS, plan, reflect, work
-from working import due_set, quick, schedule, working
+from working import due_set, quick, retried, schedule, working
 
 from distributed_state import (
     AgentState,
@@ -146,7 +146,7 @@ async def test_a_step_that_fails_is_repeated_until_the_session_is_stuck_and_retr
         assert ran == ["s/1", "s/2", "s/2", "s/2"]
         assert await session.get("spoiled", fresh=True) is None
         broken = False
-        assert await session.retry() is True
+        assert await retried(session)
         await phase_of(session, "done")
     assert ran[4:] == ["s/2", "s/3", "s/4"]
     assert (await session.load_state()).final_answer == "saw 3"
@@ -166,7 +166,7 @@ async def test_phase_error_is_not_the_end(store: Any) -> None:
         assert (await session.load_state()).error_message == "no network"
         assert (await store.sessions(phase="error", fresh=True))[0].id == "s"
         broken = False
-        assert await session.retry() is True
+        assert await retried(session)
         await phase_of(session, "done")
     state = await session.load_state()
     assert (state.final_answer, state.error_message) == ("saw 3", None)
@@ -305,7 +305,7 @@ async def test_a_task_that_is_stopped_rests_until_somebody_continues_it(store: A
         await until(lambda: schedule(store, "s") == Schedule("a"))
         assert await session.phase(fresh=True) == "executing"
         assert len(calls) == 1
-        assert await session.retry() is True
+        assert await retried(session)
         await phase_of(session, "done")
     assert len(calls) == 2
 

@@ -12,7 +12,7 @@ import pytest
 from below import evict, keys_of, redis_of, said, tiers, until
 from scraping import Scrape
 from sync_api import core
-from working import answering, answers, due_set, quick, schedule, working
+from working import answering, answers, due_set, quick, retried, schedule, working
 
 from distributed_state import Backpressure, Conflict, Fenced, InvalidValue, LockTimeout, NotFound, Stopped
 from distributed_state.results import StopResult
@@ -170,7 +170,7 @@ async def test_a_handler_that_fails_is_tried_again_until_the_session_is_stuck(
         [found] = [each for each in await store.admin.doctor() if each.name == "stuck sessions"]
         assert (found.ok, found.found) == (False, "sessions that are no longer served: 1")
         broken = False
-        assert await session.retry() is True
+        assert await retried(session)
         await until(lambda: seen[3:] == ["1", "2"])
     assert schedule(store, "s") == Schedule("a")
     assert (tiers(store).work.served > 0, tiers(store).work.failed) == (True, 3)
@@ -678,7 +678,7 @@ async def test_failures_and_stops_are_noted_while_somebody_else_has_the_lease(
         await began.wait()
         async with session.turn(wait=20) as turn:  # it waits behind the handler's
             await until(lambda: (schedule(store, "s") or Schedule("a")).stuck)
-            assert await session.retry() is True
+            assert await retried(session)
             turn["n"] = 1
 
 
