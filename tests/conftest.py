@@ -54,7 +54,12 @@ MODES = ("quick", "wide", "full")
 PARTITIONS = 4  # where a test gives no number: claiming and leaving 16 takes a third of opening and closing a store
 APART = {  # folders that only their own options ask for
     name: Path(__file__).parent / folder
-    for name, folder in {"frameworks": "frameworks", "browser": "browser", "docs": "site"}.items()
+    for name, folder in {
+        "frameworks": "frameworks",
+        "browser": "browser",
+        "docs": "site",
+        "artefacts": "artefacts",
+    }.items()
 }
 
 
@@ -65,6 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--frameworks", action="store_true", help="the tests of adapters alone, with their frameworks")
     parser.addoption("--browser", action="store_true", help="the tests of pages alone, in a browser")
     parser.addoption("--docs", action="store_true", help="the tests of the documentation's site alone, which is made")
+    parser.addoption("--artefacts", action="store_true", help="the tests of built wheels alone, which are installed")
     parser.addoption("--pictures", action="store_true", help="with --browser: make the pictures in docs anew")
 
 
@@ -179,8 +185,8 @@ def _servers_of(config: pytest.Config, fixtures: list[str]) -> list[Any]:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """With `--quick`, files that have nothing for it are not even read: that would take longer than the tests.
 
-    And the tests of adapters import frameworks, those of pages a browser, those of docs what makes a site, which only
-    their options ask for.
+    And the tests of adapters import frameworks, those of pages a browser, those of docs what makes a site, and those of
+    artefacts install wheels, which only their options ask for.
     """
     for name, folder in APART.items():
         if collection_path == folder or folder in collection_path.parents:

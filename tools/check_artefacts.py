@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.cookiejar import CookieJar
 from pathlib import Path
+from typing import IO
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "distributed_state/"
@@ -61,19 +62,19 @@ def missing(wheel: Path, sdist: Path, wanted: set[str]) -> list[str]:
 class Environment:
     """A Python that has the wheel, and an empty folder in which its commands run."""
 
-    def __init__(self, folder: Path, requirement: str) -> None:
+    def __init__(self, folder: Path, requirement: str, **variables: str) -> None:
         self.folder = folder / "work"
         self.folder.mkdir(parents=True)
         venv.create(folder / "venv", with_pip=True)
         self._bin = folder / "venv" / "bin"
         hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-        self._variables = {name: value for name, value in os.environ.items() if name not in hidden}
+        self.variables = {name: value for name, value in os.environ.items() if name not in hidden} | variables
         self.run("pip", "install", "--quiet", requirement)
 
     def run(self, *words: str, seconds: float = SECONDS) -> str:
         """Run a command; return what it printed. Raises Failed."""
         done = subprocess.run(
-            self._line(words), cwd=self.folder, env=self._variables, capture_output=True, text=True, timeout=seconds,
+            self._line(words), cwd=self.folder, env=self.variables, capture_output=True, text=True, timeout=seconds,
             check=False,
         )  # fmt: skip
         if done.returncode:
@@ -83,10 +84,7 @@ class Environment:
     @contextmanager
     def serving(self, *words: str) -> Iterator[str]:
         """Run a command until the block ends; yields the first address that it prints. Raises Failed."""
-        process = subprocess.Popen(
-            self._line(words), cwd=self.folder, env=self._variables, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+        process = self.start(*words, output=subprocess.PIPE)
         try:
             assert process.stdout is not None
             printed = ""
@@ -100,6 +98,12 @@ class Environment:
         finally:
             process.terminate()
             process.communicate(timeout=SECONDS)
+
+    def start(self, *words: str, output: IO[str] | int) -> subprocess.Popen[str]:
+        """Start a command, which writes all that it prints to `output`."""
+        return subprocess.Popen(
+            self._line(words), cwd=self.folder, env=self.variables, text=True, stdout=output, stderr=subprocess.STDOUT
+        )
 
     def _line(self, words: Sequence[str]) -> list[str]:
         return [str(self._bin / words[0]), *words[1:]]

@@ -6,8 +6,6 @@ Law: of two steps none loses a count or is refused a record; the tables are migr
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,10 +14,10 @@ from typing import Any
 
 import pytest
 from below import ROOT, Worker
+from later_releases import later_release
 from releases import RELEASES, Release
 
 from distributed_state import StateStore
-from distributed_state.cold.tables import REVISIONS
 from distributed_state.programs.servers import redis_server
 
 pytestmark = pytest.mark.wide
@@ -135,49 +133,9 @@ class Other(Worker):
     root: Path
 
 
-_MIGRATION = """
-import sqlalchemy as sa
-from alembic import op
-
-revision, down_revision = {revision!r}, {before!r}
-
-
-def upgrade() -> None:
-    {change}
-"""
-ADDED = "for table in ('records', 'quarantine'): op.add_column(table, sa.Column('of_the_next', sa.Integer))"
-REMOVED = "op.drop_column('quarantine', 'of_the_next')"
-
-
 def release(folder: Path, *steps: str) -> type[Other]:
-    """A copy of the package that is a later release.
-
-    The step "next" adds a column to two tables; workers of that release need the one in the quarantine. The step "last"
-    removes it: its workers, said to be of release 99, do without.
-    """
-    package = folder / "distributed_state"
-    shutil.copytree(ROOT / "distributed_state", package, ignore=shutil.ignore_patterns("__pycache__"))
-    before = REVISIONS[-1]
-    for step in steps:
-        change = {"next": ADDED, "last": REMOVED}[step]
-        made = _MIGRATION.format(revision=step, before=before, change=change)
-        (package / f"cold/migrations/versions/{step}.py").write_text(made)
-        before = step
-    tables = package / "cold/tables.py"
-    written = tables.read_text()
-    written = replaced(r"^REVISIONS = .*$", f"REVISIONS = {(*REVISIONS, *steps)!r}", written)
-    if "last" in steps:
-        written = replaced(r"^(CONTRACTS: .* =) .*$", r"\1 {'last': '99'}", written)
-    else:
-        written = replaced(r'^( +)(Column\("reason".*)$', r'\1\2\n\1Column("of_the_next", Integer),', written)
-    tables.write_text(written)
+    later_release(folder, *steps)
     return type("OtherHere", (Other,), {"root": folder})
-
-
-def replaced(pattern: str, by: str, written: str) -> str:
-    found, count = re.subn(pattern, by, written, flags=re.M)
-    assert count == 1, pattern
-    return found
 
 
 def command(root: Path, settings: dict[str, Any], *words: str) -> subprocess.CompletedProcess[str]:

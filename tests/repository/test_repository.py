@@ -14,7 +14,7 @@ from lowest import floors
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
-APART = {"frameworks", "browser", "site"}  # stages of their own
+APART = {"frameworks", "browser", "site", "artefacts"}  # stages of their own
 CI = (ROOT / ".ci" / "run").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -75,9 +75,8 @@ def test_a_release_is_checked_before_it_is_published_and_only_then_may_publish()
     assert "permissions" not in jobs["build"]  # the workflow's own: read
     ran = steps("release").split("\n")
     assert ran.index("bash .ci/run") < ran.index("bash .ci/run artefacts")
-    order = [
-        CI.index(each) for each in ("-m build", "twine check --strict", "check-wheel-contents dist", "check_artefacts")
-    ]
+    done = ("-m build", "twine check --strict", "check-wheel-contents dist", "check_artefacts", "pytest --artefacts")
+    order = [CI.index(each) for each in done]
     assert order == sorted(order)
 
 
