@@ -384,6 +384,22 @@ async def test_handlers_take_names_patterns_and_lists_of_them(store: Any) -> Non
     }
 
 
+async def test_what_only_a_newer_release_publishes_is_passed_on(store: Any) -> None:
+    """Another type comes to handlers of that type and of all, and another name in the data to all that ask for it."""
+    received: dict[str, list[Any]] = {"all": [], "new": [], "known": []}
+    for name, types in {"all": "*", "new": "session.folded", "known": "conversation.switched"}.items():
+        store.on(types, lambda event, name=name: received[name].append((event.type, event.data)))
+    await store.ready()
+    given: list[tuple[str, dict[str, Any]]] = [
+        ("session.folded", {"into": "b"}),
+        ("conversation.switched", {"message_count": 1, "of_the_next": {"a": [1]}}),
+    ]
+    for type, data in given:
+        await store.emit(type, data, subject="session:a")
+    await until(lambda: len(received["all"]) == 2 and received["new"] and received["known"])
+    assert received == {"all": given, "new": given[:1], "known": given[1:]}
+
+
 async def test_on_is_a_decorator_too_and_off_ends_it(store: Any) -> None:
     received = []
 

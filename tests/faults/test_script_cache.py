@@ -130,6 +130,23 @@ async def test_a_server_that_forgets_every_script_at_once_serves_all_the_same(st
     port.exchange = exchange
 
 
+async def test_two_releases_that_differ_in_their_scripts_share_a_server(store: Any) -> None:
+    """Each sends its own where the server does not know it, and asks for it by its hash: neither runs the other's."""
+    session, line = store.session("s"), "-- Limits of the store's settings, here the defaults,"
+    hashes = [COMMIT.sha]
+    for number in range(1, 7):
+        if number % 2:
+            assert await session.set("n", number) == number
+            continue
+        with sabotage("commit", line, f"-- Of the next release. {line[3:]}"):
+            hashes.append(COMMIT.sha)
+            assert await session.set("n", number) == number
+    assert len(set(hashes)) == 2
+    with redis_of(store) as client:
+        assert all(client.script_exists(*map(bytes.decode, set(hashes))))
+    assert await session.get("n", fresh=True) == 6
+
+
 @pytest.mark.only(api="asyncio")
 async def test_a_batch_changes_a_record_once(store: Any) -> None:
     """Of two changes sent together the second may be carried out first, where the script has to be sent again."""

@@ -812,6 +812,28 @@ def test_an_unknown_name_is_named(http: httpx.Client, id: str) -> None:
     assert said(http.get("/v1/conversations", params={"limits": 1})) == (422, "InvalidValue")
 
 
+def test_a_request_with_a_name_of_a_newer_release_changes_nothing(http: httpx.Client, id: str) -> None:
+    """A part of it that is not understood may be the one that matters."""
+    place, more = f"/v1/conversations/{id}", {"of_the_next": 1}
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        ("POST", f"{place}/turns", {"messages": [HI]}),
+        ("POST", f"{place}/messages", {"messages": [HI]}),
+        ("PATCH", f"{place}/fields", {"set": {"n": 2}}),
+        ("PUT", f"{place}/fields/n", {"value": 2}),
+        ("POST", f"{place}/forks", {"id": f"{id}-2"}),
+        ("POST", "/v1/conversations", {"id": f"{id}-2"}),
+    ]
+    for method, path, body in asked:
+        assert said(http.request(method, path, json=body | more)) == (422, "InvalidValue"), path
+        assert said(http.request(method, path, json=body, params=more)) == (422, "InvalidValue"), path
+    assert said(http.delete(place, params=more)) == (422, "InvalidValue")
+    found = http.get(place).json()
+    assert (found["version"], found["fields"]) == (1, {"n": 1})
+    assert http.get(f"/v1/conversations/{id}-2").status_code == 404
+    for method, path, body in asked[:4]:
+        assert http.request(method, path, json=body).is_success, path  # without it each is understood
+
+
 def test_every_error_is_a_problem_with_the_id_of_its_request(http: httpx.Client) -> None:
     for path in "/v1/conversations/nobody", "/v1/nowhere", "/v1/conversations?limit=0":
         answer = http.get(path, headers={"X-Request-Id": "7f"})

@@ -570,6 +570,19 @@ async def test_an_entry_that_only_a_newer_release_knows_stops_its_partition_and_
     assert not archiver.diverged
 
 
+async def test_the_doctor_names_an_operation_that_only_a_newer_release_knows(opener: Any) -> None:
+    store = await opener(archive_every=3600.0, durability="memory")
+    await store.session("s").set("a", 1)
+    keys = keys_of(store, "s")
+    with redis_of(store) as client:
+        rewrite(client, keys.journal, 1, data=lambda data: data + b"y0:5:layer")
+    with pytest.raises(ColdUnavailable):
+        await asyncio.wait_for(store.admin.archive(), 5)
+    (found,) = [each for each in await store.admin.doctor() if each.name == f"partition {keys.partition}"]
+    assert not found.ok
+    assert "has an operation b'y', which this release does not know: a newer one wrote it" in found.found
+
+
 async def test_items_of_a_journal_are_archived_with_their_commit(opener: Any) -> None:
     """The state is what it was: no field shows an item."""
     store = await quiet(opener)
