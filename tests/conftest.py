@@ -317,6 +317,7 @@ class Servers:
         if self._postgres is None:
             # A test that needs what is on the disk has a server of its own. This one does not wait for the disk.
             self._postgres = self._stack.enter_context(postgres_server("-c", "fsync=off"))
+            self._stack.callback(self._postgres.kill)  # it need not write what is removed next
         return self._postgres
 
     def database(self) -> str:
