@@ -95,6 +95,7 @@ ADAPTERS: dict[str, str] = {
     "Google ADK": "adk",
     "Agno": "agno",
     "Microsoft Agent Framework": "agent_framework",
+    "Strands Agents": "strands",
     "LangChain": "langchain",
     "Claude Agent SDK": "claude_agent_sdk",
     "Pydantic AI": "pydantic_ai",

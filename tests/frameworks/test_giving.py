@@ -17,11 +17,13 @@ from distributed_state.adapters.langchain import DistributedChatMessageHistory
 from distributed_state.adapters.langgraph import DistributedStateSaver, DistributedStateStore
 from distributed_state.adapters.openai_agents import DistributedSession
 from distributed_state.adapters.pydantic_ai import DistributedConversationStore
+from distributed_state.adapters.strands import DistributedSessionManager
 
 BY_STORE = (
     DistributedSessionService, AsyncDistributedDb, DistributedDb, DistributedStateSaver, DistributedStateStore,
     DistributedSessionStore, DistributedConversationStore,
     lambda store: DistributedSession("a", store), lambda store: DistributedChatMessageHistory("a", store),
+    lambda store: DistributedSessionManager("a", store),
 )  # fmt: skip
 FRAMEWORKS = {
     "openai-agents": ("openai_agents", "agents"),
@@ -31,6 +33,7 @@ FRAMEWORKS = {
     "agno": ("agno", "agno"),
     "claude-agent-sdk": ("claude_agent_sdk", "claude_agent_sdk"),
     "pydantic-ai": ("pydantic_ai", "pydantic_ai"),
+    "strands": ("strands", "strands"),
 }
 
 
@@ -42,7 +45,7 @@ def test_what_is_no_store_is_refused_and_a_password_is_not_shown(make: Callable[
         make("redis://me:secret@host")
 
 
-@pytest.mark.parametrize("make", [DistributedSession, DistributedChatMessageHistory])
+@pytest.mark.parametrize("make", [DistributedSession, DistributedChatMessageHistory, DistributedSessionManager])
 @pytest.mark.parametrize("id", ["", None, 5])
 def test_a_session_without_an_id_is_refused(make: Any, id: Any) -> None:
     with StateStore.open(archive="memory") as store, pytest.raises(InvalidValue, match="must be a non-empty str"):

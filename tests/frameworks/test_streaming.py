@@ -23,6 +23,7 @@ from frameworks import (
     langgraph_crew,
     openai_agents_crew,
     pydantic_ai_crew,
+    strands_crew,
 )
 from frameworks.fleet import Member
 from frameworks.speaking import QUESTION, Words
@@ -45,6 +46,7 @@ CREWS = [
     claude_agent_sdk_crew,
     pydantic_ai_crew,
     agent_framework_crew,
+    strands_crew,
 ]
 SAID = ["Oslo ", "is ", "lovely."]
 AGAIN = ["Bergen ", "is ", "wet."]
