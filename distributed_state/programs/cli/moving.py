@@ -174,15 +174,15 @@ def _records(lines: Iterable[str], file: Path) -> Iterator[tuple[int, list[str]]
 
 
 _log = logging.getLogger(__name__)
-_HELP_OF_ADOPT = (
-    "Copy threads or sessions from the own store of LangGraph, OpenAI Agents, ADK, Agno or Claude; verify the copies."
-)
+_HELP_OF_ADOPT = "Copy threads or sessions from a framework's own store, and verify the copies."
 adopt = group("adopt", _HELP_OF_ADOPT)
 
 _SOURCE = "or module:NAME of your program: the store object, or a function that makes it."
 _INTO = "The adapter that receives the copies, needed if yours has special options such as a prefix, owners or a serde."
 _NAME = re.compile(r"[\w.]+:[A-Za-z_]\w*")
 Into = Annotated[str | None, typer.Option(metavar="MODULE:NAME", help=_INTO)]
+_SESSION = "A function of an id and the store that returns the session there, needed if sessions have owners."
+IntoSession = Annotated[str | None, typer.Option("--into", metavar="MODULE:NAME", help=_SESSION)]
 Only = Annotated[
     list[str] | None, typer.Option(metavar="NAME", help="Copy only the one with this name; may be given several times.")
 ]
@@ -320,6 +320,25 @@ def claude(
     Example: [cyan]distributed-state --url redis://host adopt claude ~/.claude[/]
     """
     _adopt(context, "claude_agent_sdk_adopting", source, into, only, limit, dry_run)
+
+
+@adopt.command()
+def strands(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help="The folder of a FileSessionManager: its storage_dir.")],
+    into: IntoSession = None,
+    only: Only = None,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Copy the sessions of Strands Agents: agents with their state and messages, and the state of graphs and swarms.
+
+    The command can be repeated: it skips equal sessions and completes those that changed in the source. A session that
+    changed here is listed, not overwritten: exit code 1.
+
+    Example: [cyan]distributed-state --url redis://host adopt strands ~/.strands/sessions[/]
+    """
+    _adopt(context, "strands_adopting", source, into, only, limit, dry_run)
 
 
 def _adopt(
