@@ -9,6 +9,7 @@ Design: section 22.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from types import TracebackType
@@ -87,6 +88,21 @@ def ending(session: AsyncSession) -> AsyncSession:
 def lacking(extra: str, error: ImportError) -> ImportError:
     """The error to raise if a framework cannot be imported."""
     return ImportError(f"{error}: pip install 'distributed-state[{extra}]'", name=error.name, path=error.path)
+
+
+def dumped(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Each field as JSON text, equal for equal values: 1, 1.0 and true are different."""
+    return {name: json.dumps(value, sort_keys=True) for name, value in fields.items()}
+
+
+def difference(fields: Mapping[str, Any], read: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of `write` that turn the `dumped` fields that were read into these.
+
+    A framework saves an object as a whole. If only its changes are written, those of another worker stay.
+    """
+    now = dumped(fields)
+    changed = {name: value for name, value in fields.items() if now[name] != read.get(name)}
+    return {"set": changed, "delete": read.keys() - now.keys()}
 
 
 async def together(calls: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:

@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from distributed_state import ABSENT, PRESENT, AsyncSession, AsyncStateStore, Conflict, StateStore
-from distributed_state.adapters.stores import Streamed, finish, lacking, named, open_store
+from distributed_state.adapters.stores import Streamed, difference, dumped, finish, lacking, named, open_store
 
 try:
     from strands.multiagent import MultiAgentBase
@@ -97,14 +97,14 @@ class DistributedSessionManager(RepositorySessionManager, SessionRepository):
             f"Agent {id} already exists in session {session_id}, or the session does not exist",
             set={**fields, next_of(id): 0}, expect={SESSION: PRESENT, next_of(id): ABSENT},
         )  # fmt: skip
-        self._read[session_id, id] = _dumped(fields)
+        self._read[session_id, id] = dumped(fields)
 
     def read_agent(self, session_id: str, agent_id: str, **kwargs: Any) -> SessionAgent | None:
         """Read an agent, None if it does not exist."""
         fields = own(finish(self._session(session_id).get_all(fresh=True)), agent_id)
         if not fields:
             return None
-        self._read[session_id, agent_id] = _dumped(fields)
+        self._read[session_id, agent_id] = dumped(fields)
         return agent_of(fields, agent_id)
 
     def update_agent(self, session_id: str, session_agent: SessionAgent, **kwargs: Any) -> None:
@@ -116,14 +116,9 @@ class DistributedSessionManager(RepositorySessionManager, SessionRepository):
         if agent_field(id) in read:
             session_agent.created_at = json.loads(read[agent_field(id)])["created_at"]
         fields = fields_of(session_agent)
-        now = _dumped(fields)
-        self._write(
-            session_id,
-            f"Agent {id} in session {session_id} does not exist",
-            set={name: value for name, value in fields.items() if now[name] != read.get(name)},
-            delete=read.keys() - now.keys(), expect={agent_field(id): PRESENT},
-        )  # fmt: skip
-        self._read[session_id, id] = now
+        refusal = f"Agent {id} in session {session_id} does not exist"
+        self._write(session_id, refusal, **difference(fields, read), expect={agent_field(id): PRESENT})
+        self._read[session_id, id] = dumped(fields)
 
     # Messages
 
@@ -254,10 +249,6 @@ def agent_of(fields: dict[str, Any], agent_id: str) -> SessionAgent:
 def plain(value: Any) -> Any:
     """The value as JSON values, as Strands' own managers write it."""
     return json.loads(json.dumps(value))
-
-
-def _dumped(fields: dict[str, Any]) -> dict[str, str]:
-    return {name: json.dumps(value, sort_keys=True) for name, value in fields.items()}
 
 
 # Messages
