@@ -56,6 +56,7 @@ APART = {  # folders that only their own options ask for
     name: Path(__file__).parent / folder
     for name, folder in {
         "frameworks": "frameworks",
+        "crewai": "frameworks_crewai",
         "browser": "browser",
         "docs": "site",
         "artefacts": "artefacts",
@@ -68,6 +69,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--wide", action="store_true", help="each test embedded, and on servers with PostgreSQL")
     parser.addoption("--full", action="store_true", help="the whole product of APIs and backends, and many rounds")
     parser.addoption("--frameworks", action="store_true", help="the tests of adapters alone, with their frameworks")
+    parser.addoption("--crewai", action="store_true", help="the tests of CrewAI's adapter alone, with CrewAI")
     parser.addoption("--browser", action="store_true", help="the tests of pages alone, in a browser")
     parser.addoption("--docs", action="store_true", help="the tests of the documentation's site alone, which is made")
     parser.addoption("--artefacts", action="store_true", help="the tests of built wheels alone, which are installed")
@@ -164,14 +166,16 @@ def _chosen(test: pytest.Function) -> tuple[Sequence[Combination], Sequence[Comb
 
 def _kind(test: pytest.Function) -> str:
     """The kind of combination of a default run. The frameworks' tests have no other run, which would add servers."""
-    if not test.config.option.frameworks:
+    if not (test.config.option.frameworks or test.config.option.crewai):
         return "embedded"
     return "servers" if test.get_closest_marker("servers") else "in turn"
 
 
 def _servers_of(config: pytest.Config, fixtures: list[str]) -> list[Any]:
     """Valkey and SQLite; a wide run adds the oldest server and PostgreSQL, a full run the rest of the product."""
-    beside = () if config.option.frameworks else pytest.mark.wide  # the frameworks' tests have no wide run
+    beside = (
+        () if config.option.frameworks or config.option.crewai else pytest.mark.wide
+    )  # the frameworks' tests have no wide run
     every = [{"redis_url": ("valkey", "redis"), "archive_url": ("sqlite", "postgres")}[name] for name in fixtures]
     default, production = zip(*every, strict=True)
     rest = [each for each in itertools.product(*every) if each not in (default, production)]

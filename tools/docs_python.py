@@ -96,6 +96,7 @@ ADAPTERS: dict[str, str] = {
     "Agno": "agno",
     "Microsoft Agent Framework": "agent_framework",
     "Strands Agents": "strands",
+    "CrewAI": "crewai",
     "LangChain": "langchain",
     "Claude Agent SDK": "claude_agent_sdk",
     "Pydantic AI": "pydantic_ai",

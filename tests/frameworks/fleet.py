@@ -14,7 +14,7 @@ class Member(Worker):
     """One of them: a function of a file beside this one."""
 
     def __init__(self, crew: str, function: str, **arguments: Any) -> None:
-        self.crew = f"frameworks/{crew}"
+        self.crew = crew if "/" in crew else f"frameworks/{crew}"
         self.count = 0
         super().__init__(function, **arguments)
 

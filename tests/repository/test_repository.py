@@ -14,7 +14,7 @@ from lowest import floors
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
-APART = {"frameworks", "browser", "site", "artefacts"}  # stages of their own
+APART = {"frameworks", "frameworks_crewai", "browser", "site", "artefacts"}  # stages of their own
 CI = (ROOT / ".ci" / "run").read_text()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

@@ -32,7 +32,7 @@ DOORS = {
     "cryptography": "values", "opentelemetry": "warm", "yaml": "events", "prometheus_client": "store",
     "tiktoken": "formats", "langchain_core": ("formats", "adapters"), "agents": "adapters",
     "google": "adapters", "agno": "adapters", "claude_agent_sdk": "adapters", "pydantic_ai": "adapters",
-    "agent_framework": "adapters", "strands": "adapters",
+    "agent_framework": "adapters", "strands": "adapters", "crewai": "adapters",
     "typer": "programs", "rich": "programs", "starlette": "programs", "uvicorn": "programs", "uvloop": "programs",
 }  # fmt: skip
 
