@@ -341,6 +341,25 @@ def strands(
     _adopt(context, "strands_adopting", source, into, only, limit, dry_run)
 
 
+@adopt.command()
+def crewai(
+    context: typer.Context,
+    source: Annotated[str, typer.Argument(help="sqlite:///file, the database of an SQLiteFlowPersistence.")],
+    into: IntoSession = None,
+    only: Only = None,
+    limit: Limit = None,
+    dry_run: DryRun = False,
+) -> None:
+    """Copy the flows of CrewAI: the newest state of each, and the feedback that it waits for.
+
+    The command can be repeated: it skips equal flows and completes those that changed in the source. A flow that
+    changed here is listed, not overwritten: exit code 1.
+
+    Example: [cyan]distributed-state --url redis://host adopt crewai flow_states.db[/]
+    """
+    _adopt(context, "crewai_adopting", source, into, only, limit, dry_run)
+
+
 def _adopt(
     context: typer.Context,
     part: str,
