@@ -60,6 +60,7 @@ _MODULES: dict[str, tuple[str, ...]] = {
         "Unauthenticated",
         "Unavailable",
         "UnknownOperation",
+        "UsageExceeded",
         "WarmUnavailable",
     ),
     "records.access": ("Policy", "Request"),

@@ -49,6 +49,7 @@ from distributed_state.errors import (
     Unauthenticated,
     Unavailable,
     UnknownOperation,
+    UsageExceeded,
     WarmUnavailable,
 )
 from distributed_state.records.access import Policy, Request
@@ -171,6 +172,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "UnknownOperation",
+    "UsageExceeded",
     "UserState",
     "WarmUnavailable",
     "Window",

@@ -10,6 +10,7 @@
     ├── NotFound                 no such record, version or checkpoint
     ├── Deleted                  the record was deleted
     ├── InvalidTransition        the event is not allowed in the record's phase
+    ├── UsageExceeded            the session has used as many tokens as the turn allows
     ├── InvalidValue             the value cannot be stored as it is
     │   └── TooLarge             ... because of its size
     ├── CorruptState             stored bytes cannot be read; they are kept
@@ -150,6 +151,18 @@ class InvalidTransition(StateError, ValueError):
         super().__init__(message)
         self.phase = phase
         self.event = event
+
+
+class UsageExceeded(StateError):
+    """The session's models have used `tokens`, and the turn was to begin only below `limit`. Nothing was written.
+
+    Remedy: answer without a model, or begin the turn with a higher `usage_below`.
+    """
+
+    def __init__(self, message: str, *, tokens: int = 0, limit: int = 0) -> None:
+        super().__init__(message)
+        self.tokens = tokens
+        self.limit = limit
 
 
 class InvalidValue(StateError, ValueError):

@@ -15,6 +15,8 @@ from distributed_state.values.items import Item
 from distributed_state.values.model import Message, unescape
 from distributed_state.values.turn_times import TimedRun as TimedRun
 from distributed_state.values.turn_times import TurnTimes as TurnTimes
+from distributed_state.values.usage import Tokens as Tokens
+from distributed_state.values.usage import Usage as Usage
 
 __all__ = [
     "Abandoned",
@@ -43,9 +45,11 @@ __all__ = [
     "StopRequested",
     "StopResult",
     "TimedRun",
+    "Tokens",
     "Truncated",
     "TurnTimes",
     "Upcast",
+    "Usage",
     "Waiter",
     "Written",
     "fold",
@@ -201,7 +205,7 @@ class Change:
 
     `items` maps collection and key to the item that was put, or to None for a deleted one. `tagged` and `untagged` are
     pairs of key and text. `replica` is the process that wrote the change, as `store.admin.replicas()` names it. `times`
-    says how a turn spent its time; None for other changes.
+    says how a turn spent its time, `usage` which tokens it used; None for other changes.
 
     A change may remove or restore parts before it sets values:
 
@@ -230,6 +234,7 @@ class Change:
     tagged: tuple[tuple[str, str], ...] = ()
     untagged: tuple[tuple[str, str], ...] = ()
     times: TurnTimes | None = None
+    usage: Usage | None = None
     cleared: tuple[str, ...] = ()
     kept: tuple[tuple[int, int | None], ...] | None = None
     restored: int | None = None
@@ -242,7 +247,7 @@ class ChangeOutline:
 
     `restored` is the version whose state a rollback restored; `size` is in bytes, without messages and items. `phase`
     is the new phase, "" if the record no longer has one, None if it did not change. `times` says how a turn spent its
-    time.
+    time, `usage` which tokens it used.
     """
 
     version: int
@@ -261,6 +266,7 @@ class ChangeOutline:
     restored: int | None
     size: int
     times: TurnTimes | None = None
+    usage: Usage | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any, NotRequired, TypedDict
 
 from sqlalchemy import and_, bindparam, exc, select, update
 
-from distributed_state.cold import aside, erasure, record_index, record_items, tables
+from distributed_state.cold import aside, erasure, record_index, record_items, tables, usage
 from distributed_state.cold.aside import Fault, set_aside
 from distributed_state.cold.engine import Row, Sql
 from distributed_state.cold.epochs import ordinal
@@ -39,6 +39,7 @@ from distributed_state.errors import ColdUnavailable, Conflict, CorruptState, In
 from distributed_state.values import message_ranges
 from distributed_state.values.journal import JournalEntry, Segment, State, fold
 from distributed_state.values.model import DELETED, OWNER, PARENT, PHASE, REPAIR, Expiry
+from distributed_state.values.usage import used
 
 log = logging.getLogger(__name__)
 
@@ -167,6 +168,7 @@ class Intake:
         inherit(self.sql, changes, keys)
         self._note_layers(changes, keys)
         record_index.note_tags(self.sql, changes)
+        usage.note(self.sql, changes, keys)
         erasure.note_late(self.sql, changes, existing)
         self._snapshot(changes, existing, keys, every)
 
@@ -387,6 +389,10 @@ def adopt(
             record_items.bring(sql, record, key, items, parsed)
             note_shown(sql, {record: base} if base else {})
             record_index.replace_tags(sql, record, kept[-1].fields)
+            # Tokens used before the base count at the time of the first change: the history no longer has their turns.
+            earlier = used(base.fields) if base else {}
+            usage.add(sql, [(key, parsed[0].entry.time_ms if parsed else int(time.time() * 1000), earlier)])
+            usage.note(sql, parsed, {record: key})
     except exc.IntegrityError as error:
         raise Conflict(f"{record}: a part of it is already in the archive") from error
     _refuse_newer_epoch(sql, partition, epoch)

@@ -36,6 +36,7 @@ from distributed_state.cold.tables import (
     records,
     shares,
     tags,
+    usage,
 )
 from distributed_state.cold.values import Erasure
 from distributed_state.values.model import ERASE, FORGET
@@ -92,7 +93,7 @@ def erase(sql: Sql, names: Sequence[str]) -> None:
         if alone:
             hand_down_all(sql, [rows[each]["key"] for each in sorted(alone) if each in rows])
         keys = [row["key"] for row in rows.values()]
-        for table in OF_A_RECORD:
+        for table in (*OF_A_RECORD, usage):
             sql.execute(delete(table).where(sql.among(table.c.record, keys)))
         q = quarantine.c
         sql.execute(delete(quarantine).where(q.namespace == sql.namespace, sql.among(q.record, chunk)))

@@ -221,8 +221,8 @@ def _behind(place: Place, after: Place) -> bool:
 # Unarchived commits
 
 
-def _late(sql: Sql, parsed: Sequence[Parsed]) -> _Late:
-    """The rows of records as they are after the entries that SQL does not have yet."""
+def lacking(sql: Sql, parsed: Sequence[Parsed]) -> tuple[list[Parsed], dict[str, Head]]:
+    """The entries that SQL does not have yet, and the rows of their records."""
     names = {item.entry.record for item in parsed}
     existing = record_index.rows(sql, names)
     erased = record_index.erased(sql, names - existing.keys())
@@ -237,6 +237,12 @@ def _late(sql: Sql, parsed: Sequence[Parsed]) -> _Late:
             is_new = newer > 0 or (newer == 0 and item.entry.version > row["version"])
         if is_new:
             new.append(item)
+    return new, existing
+
+
+def _late(sql: Sql, parsed: Sequence[Parsed]) -> _Late:
+    """The rows of records as they are after the entries that SQL does not have yet."""
+    new, existing = lacking(sql, parsed)
     late = _Late({**record_index.heads(sql, new, existing)})
     late.tags = record_index.tags_held(sql, late.heads)
     for item in new:

@@ -46,11 +46,13 @@ from distributed_state.values.model import (
     SCHEDULE,
     SEGMENTS,
     TAG,
+    USAGE,
     Expiry,
     escape,
 )
 from distributed_state.values.schedule import Schedule
 from distributed_state.values.search import tag_of
+from distributed_state.values.usage import Counted, Tokens
 
 LARGEST = 2**63 - 1
 
@@ -87,6 +89,7 @@ class Parsed:
     lifetime: str | None = None
     phase: str | None = None
     due: str | None = None
+    usage: Sequence[tuple[str, Tokens]] = ()  # of a turn: the tokens that it used, by model
     events: Sequence[ParsedEvent] = ()
 
     @property
@@ -236,6 +239,11 @@ def _read_reserved(parsed: Parsed, op: Op) -> None:
         parsed.due = None if value is None else Schedule.read(value).column
     elif op.name == PHASE:
         parsed.phase = None if value is None else phase_text(value)
+    elif op.name[:2] == USAGE:
+        # A repair that brings a whole state has the field, too, and its tokens were counted before.
+        if parsed.entry.kind == "turn" and value is not None:
+            parsed.usage = (*parsed.usage, (_text(op.name[2:]), Counted.read(value).share))
+        return
     elif op.name == DELETED:
         parsed.deleted = value is not None
         if Expiry.read(value):
@@ -265,6 +273,8 @@ def refuse_long(item: Parsed) -> None:
         _within("subject", event.subject)
     for run in item.runs:
         _within("source", run.source)
+    for model, _ in item.usage:
+        _within("model", model)
 
 
 def _within(column: str, text: str | None) -> None:

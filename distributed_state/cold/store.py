@@ -29,6 +29,7 @@ from distributed_state.cold import (
     record_history,
     record_index,
     record_items,
+    usage,
 )
 from distributed_state.cold.archive import Imported
 from distributed_state.cold.aside import BranchStore
@@ -216,6 +217,7 @@ class ColdStore(Part):
     listing = reads(listings.listing)
     count = reads(listings.count)
     count_items = reads(listings.count_items)
+    usage = reads(usage.total)
     mortal = reads(listings.mortal)
     due = reads(listings.due)
     count_stuck = reads(listings.count_stuck)

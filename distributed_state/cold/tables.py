@@ -20,11 +20,12 @@ from distributed_state.values.journal import COLLECTION_BYTES
 from distributed_state.values.journal import KEY_BYTES as ITEM_KEY_BYTES
 from distributed_state.values.model import MAX_ID_BYTES, MAX_PHASE
 from distributed_state.values.search import KEY_BYTES, TEXT_BYTES
+from distributed_state.values.usage import MODEL_NAME
 
 # Oldest first. A database with another revision was made by a newer release. Most revisions expand: they add only what
 # workers of the release before can leave out, so both releases may use the database. One that is in CONTRACTS removes
 # what only older workers use; the first release whose workers do without is named there. No store does that at open.
-REVISIONS = ("1", "2", "3", "4")
+REVISIONS = ("1", "2", "3", "4", "5")
 CONTRACTS: dict[str, str] = {}
 HEAD = REVISIONS[-1]
 # Pre-release layouts: `export` and `import` move their data.
@@ -54,6 +55,7 @@ LONGEST = {
     "id": 32,
     "kind": 32,
     "name": 1024,
+    "model": 4 * MODEL_NAME,
 }
 SERIAL = BigInteger().with_variant(Integer, "sqlite")
 
@@ -221,6 +223,19 @@ Index("tags_held", tags.c.namespace, tags.c.record)
 
 # The tables with many rows for a record, which are deleted with it.
 OF_A_RECORD = (changes, messages, snapshots, items, change_blocks, message_blocks)
+
+# The tokens that a session's turns used on a day (days since 1970, UTC), by model. A purge keeps them.
+usage = Table(
+    "usage",
+    metadata,
+    Column("record", BigInteger, primary_key=True, autoincrement=False),
+    Column("day", Integer, primary_key=True, autoincrement=False),
+    Column("model", TEXT, primary_key=True),
+    Column("calls", BigInteger, nullable=False),
+    Column("input_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+)
+Index("usage_by_day", usage.c.day)
 
 # Since `version`, the record shows messages `start` to `stop` (exclusive) stored under `source`, which may be itself.
 shares = Table(

@@ -30,12 +30,13 @@ from distributed_state.records.messages import Page, Shown
 from distributed_state.records.record import AsyncRecord
 from distributed_state.records.schema import M
 from distributed_state.records.typed import AsyncTypedRecord
-from distributed_state.results import Input, Lifetime, StopResult
+from distributed_state.results import Input, Lifetime, StopResult, Usage
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import field_ttl, message_ranges
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import LIFETIME, MAX_ID_BYTES, PHASE, Message
+from distributed_state.values.usage import used
 
 _ROUNDS = 100
 
@@ -401,6 +402,7 @@ class AsyncSession(AsyncRecord):
         slot: str | None = None,
         expect: Mapping[str, Any] | None = None,
         expect_exists: bool | None = None,
+        usage_below: int | None = None,
         revive: bool = False,
         durability: str | None = None,
     ) -> AsyncTurn:
@@ -426,13 +428,32 @@ class AsyncSession(AsyncRecord):
         checked for a request that was answered before. With `revive`, a session that was deleted or expired begins
         again, empty, with this turn's changes; a request that was answered before stays answered.
 
+        With `usage_below`, the turn begins only while the session's models have used fewer tokens, as `usage` counts
+        them: else UsageExceeded. A turn that begins below the bound may end above it.
+
         `durability` is as in `store.durable`. A turn that raised DurabilityUnknown may be repeated under its
         `request_id`: it is not applied twice, and it has reached the level when a repeat returns without an error.
         """
         return AsyncTurn(
             self, self._context, request_id=request_id, busy=busy, wait=wait, ttl=ttl, limit=limit, slot=slot,
-            durability=durability, expect=expect, expect_exists=expect_exists, revive=revive,
+            durability=durability, expect=expect, expect_exists=expect_exists, usage_below=usage_below,
+            revive=revive,
         )  # fmt: skip
+
+    async def usage(self, *, fresh: bool = False, max_staleness: float | None = None) -> Usage:
+        """Read the tokens that models used in the session's turns so far: see `turn.model`.
+
+        Example::
+
+            async with session.turn() as turn:
+                turn.model("gpt-5", input_tokens=812, output_tokens=90)
+            assert (await session.usage()).models["gpt-5"].output_tokens == 90
+
+        Counted once for each committed turn, also for a repeated request; a turn that raises counts nothing. A
+        rollback, a clear or a deletion takes nothing back; a fork starts at zero. `days` is empty: see `store.usage`.
+        """
+        entry = await self._context.read(self._context.must_ask(fresh, max_staleness), VERSION)
+        return Usage.of(used(entry.fields))
 
     def output(
         self,

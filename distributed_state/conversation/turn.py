@@ -22,7 +22,7 @@ from distributed_state.conversation.agent_state import AgentState, ToolCall
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.request_log import name_of, slot_of
 from distributed_state.conversation.tools import Scratch, Tool, ToolRuns
-from distributed_state.conversation.turn_clock import TurnClock
+from distributed_state.conversation.turn_clock import ModelCall, TurnClock
 from distributed_state.conversation.turn_user import TurnUser
 from distributed_state.conversation.window import Bounds, Strategy, Summarizer, Window
 from distributed_state.errors import DurabilityUnknown, Fenced, InvalidValue
@@ -36,7 +36,7 @@ from distributed_state.records.access import MESSAGES, VERSION
 from distributed_state.records.context import RecordContext
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import Transaction, Workspace, preconditions
-from distributed_state.results import Input, TimedRun, TurnTimes, Written
+from distributed_state.results import Input, TimedRun, Tokens, TurnTimes, Usage, Written
 from distributed_state.tiers import commit as write_path
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.durability import ensure_version
@@ -44,6 +44,7 @@ from distributed_state.values import chance, codec
 from distributed_state.values.levels import level_of
 from distributed_state.values.model import FAILURE, SUMMARY, Message
 from distributed_state.values.turn_times import operation_of
+from distributed_state.values.usage import checked_bound, checked_model, counted, refuse_above, used
 from distributed_state.warm.lease import AsyncLease
 from distributed_state.warm.output import Taken
 
@@ -116,6 +117,7 @@ class AsyncTurn(Transaction):
         durability: str | None = None,
         expect: Mapping[str, Any] | None = None,
         expect_exists: bool | None = None,
+        usage_below: int | None = None,
         revive: bool = False,
     ) -> None:
         # `slot`: the request is stored under this name instead of its id, so it replaces the slot's last request
@@ -125,6 +127,8 @@ class AsyncTurn(Transaction):
         self._context = context
         given = expect is not None or expect_exists is not None
         self._expected = preconditions(context, expect, expect_exists) if given else None
+        self._usage_below = checked_bound(usage_below)
+        self._spent: dict[str, Tokens] = {}
         self._tiers = context.tiers
         self._durability = None if durability is None else level_of(durability).text
         self.request_id = request_id
@@ -438,9 +442,36 @@ class AsyncTurn(Transaction):
         """
         return AsyncStoppable(self._lease)
 
-    def model(self, name: str) -> AbstractContextManager[None]:
-        """Measure a call of a model: `with turn.model("gpt-5"):` around it, in either API. Shown in `times`."""
-        return self._clock.running("model", name)
+    def model(self, name: str, *, input_tokens: int = 0, output_tokens: int = 0) -> ModelCall:
+        """Note the tokens of a model's call, or measure a call: `with turn.model("gpt-5"):` around it, in either API.
+
+        Example::
+
+            async with session.turn() as turn:
+                with turn.model("gpt-5") as call:
+                    ...  # call the model
+                    call.used(input_tokens=812, output_tokens=90)
+
+        The time is shown in `times`, the tokens in `usage`. The turn's commit adds them to the session's: see
+        `session.usage` and `store.usage`. The name is cut after 100 characters.
+        """
+        checked_model(name)
+        call = ModelCall(self._clock, name, self._use)
+        if input_tokens or output_tokens:
+            call.used(input_tokens=input_tokens, output_tokens=output_tokens)
+        return call
+
+    def _use(self, name: str, tokens: Tokens) -> None:
+        """Count these tokens of a model."""
+        self._workspace.open()
+        model = checked_model(name)
+        self._spent[model] = self._spent.get(model, Tokens()) + tokens
+        self._tiers.telemetry.used(model, tokens)
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens that models used in this turn, as noted by `model`."""
+        return Usage.of(self._spent)
 
     def tool(self, name: str) -> AbstractContextManager[None]:
         """Measure a tool that is not run by `call`, for example one that an agent framework runs."""
@@ -490,6 +521,8 @@ class AsyncTurn(Transaction):
             # Checked only here: others cannot write while the turn holds the lease. An answered request is not checked.
             if self._expected is not None and not self.repeated:
                 self._expected.check(entry.living(self._context.now()))
+            if self._usage_below is not None and not self.repeated:
+                refuse_above(self._usage_below, Usage.of(used(entry.fields)), keys.ref.text)
         except BaseException:
             await self._lease.release()
             raise
@@ -499,6 +532,9 @@ class AsyncTurn(Transaction):
         else:
             self._workspace.closed = ""
             self._lease.protect()
+            if self._lease.span is not None:
+                schedule = inbox.schedule_of(entry)
+                self._tiers.telemetry.began(self._lease.span, keys, None if schedule is None else schedule.handler)
         return self
 
     async def _look_for_answer(self, entry: CachedRecord) -> None:
@@ -526,6 +562,8 @@ class AsyncTurn(Transaction):
         if self.repeated:
             return
         self._tiers.leases.hold_here(self._lease.outer or self._lease)
+        if self._lease.span is not None:
+            self._tiers.telemetry.ends(self._lease.span, self.usage)
         given = error
         if self._lease.end_body():
             error = await self._lease.absorb(given)
@@ -558,6 +596,8 @@ class AsyncTurn(Transaction):
             most = context.store.settings.remembered_requests
             await self._tiers.clock.know()
             inbox.take(self._workspace.changes, begun, self._taken, self._wakes, most, self._tiers.clock.now())
+        for name, stored in counted(begun.fields, self._spent):
+            self._workspace.changes.reserved(name, stored)
         changes = self._workspace.end()
         if (effect or changes) and self._tiers.leases.lock_value(context.text) != self._lease.lock_value:
             raise self._lease.fenced("nothing was sent")  # not lost, but ended with a surrounding lock

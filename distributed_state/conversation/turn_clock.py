@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from distributed_state.errors import InvalidValue
 from distributed_state.results import TimedRun, TurnTimes
 from distributed_state.values.turn_times import MOST_RUNS, Ran
+from distributed_state.values.usage import Tokens, checked_tokens
 
 
 class TurnClock:
@@ -121,6 +122,30 @@ class TurnClock:
             quickest = self._runs.pop(seconds.index(min(seconds)))
             self._more += 1
             self._more_seconds += quickest.seconds
+
+
+class ModelCall(AbstractContextManager["ModelCall"]):
+    """A call of a model: `with` measures it, and `used` notes its tokens."""
+
+    __slots__ = ("_clock", "_measured", "_name", "_use")
+
+    def __init__(self, clock: TurnClock, name: str, use: Callable[[str, Tokens], None]) -> None:
+        self._clock, self._name, self._use = clock, name, use
+
+    def used(self, *, input_tokens: int = 0, output_tokens: int = 0, calls: int = 1) -> None:
+        """Note the tokens that the model read and wrote, in one call or several. May be called again for further calls.
+
+        `input_tokens` include those that the provider read from its cache.
+        """
+        self._use(self._name, checked_tokens(input_tokens, output_tokens, calls))
+
+    def __enter__(self) -> ModelCall:
+        self._measured = self._clock.running("model", self._name)
+        self._measured.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._measured.__exit__(None, None, None)
 
 
 class _Measured(AbstractContextManager[None]):

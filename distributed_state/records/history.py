@@ -46,6 +46,7 @@ from distributed_state.values.model import (
     unescape,
 )
 from distributed_state.values.search import split_tag, tags_in
+from distributed_state.values.usage import Usage, spent
 
 _TOGETHER = 200  # changes that are read at once where their bytes are limited
 _PAGE = 2**18  # bytes of changes in a page; a larger change is a page of its own
@@ -167,6 +168,12 @@ def _kept(operations: Iterable[Operation]) -> tuple[tuple[int, int | None], ...]
     return tuple(runs) if wiped or opened is not None else None
 
 
+def _usage(entry: JournalEntry, operations: Iterable[Operation]) -> Usage | None:
+    """The tokens that a turn used; None for other changes, and for a turn that named none."""
+    found = spent(operations) if entry.kind == "turn" else {}
+    return Usage.of(found) if found else None
+
+
 def as_change(record_codec: Codec, entry: JournalEntry) -> Change:
     """A journal entry, decoded."""
     fields: dict[str, Any] = {}
@@ -209,6 +216,7 @@ def as_change(record_codec: Codec, entry: JournalEntry) -> Change:
         untagged=tuple(tags[b"d"]),
         items=items,
         times=times,
+        usage=_usage(entry, operations),
         **_taken_away(entry.version, operations),
     )
 
@@ -396,7 +404,8 @@ def _outline(entry: JournalEntry) -> ChangeOutline:
     changed: dict[bytes, list[str]] = {b"s": [], b"d": []}
     said = items = 0
     found: dict[str, Any] = dict.fromkeys(("phase", "label", "restored", "times"))
-    for kind, name, value in unpack(entry.data):
+    operations = unpack(entry.data)
+    for kind, name, value in operations:
         if name[:1] != b"#" and kind in changed:
             changed[kind].append(codec.decode_key(name))
         elif kind == b"m":
@@ -416,7 +425,7 @@ def _outline(entry: JournalEntry) -> ChangeOutline:
         version=entry.version, time=entry.time_ms / 1000, kind=entry.kind, actor=unescape(entry.actor),
         replica=replica_of(entry), token=entry.token, fields=tuple(fields[:_NAMES]),
         deleted=tuple(deleted[:_NAMES]), more=len(fields[_NAMES:]) + len(deleted[_NAMES:]), messages=said, items=items,
-        size=len(entry.data), **found,
+        size=len(entry.data), usage=_usage(entry, operations), **found,
     )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ from distributed_state.values.model import (
     RESTORED,
     SEGMENTS,
     START,
+    USAGE,
     Message,
     Ref,
     deleted_error,
@@ -324,7 +325,8 @@ async def plan_fork(
     fields = state.fields
     own = {SEGMENTS, START, PARENT, DELETED, LIFETIME, RESTORED, ITEMS, *changes.fields}
     for name, value in fields.items():
-        if name not in own and name[:2] != INBOX:  # what was posted waits for a turn of the source
+        # Inputs wait for a turn of the source, and its tokens are not used again by the fork.
+        if name not in own and name[:2] not in (INBOX, USAGE):
             answer = name[:2] == REQUEST
             data = _answer(form, to, name, value, state.version) if answer else carried(form, to, name, value)
             changes.reserved(name, data)

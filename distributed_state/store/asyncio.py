@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, cast, overload
 
@@ -27,7 +28,7 @@ from distributed_state.records.sanitizing import Clean, CleanMessage, Options, S
 from distributed_state.records.schema import M, Schema
 from distributed_state.records.transaction import AsyncBatch
 from distributed_state.records.typed import AsyncTypedRecord, TypedContext
-from distributed_state.results import Ask, SessionInfo
+from distributed_state.results import Ask, SessionInfo, Usage
 from distributed_state.search import querying
 from distributed_state.settings import Settings
 from distributed_state.store import maintenance
@@ -500,6 +501,32 @@ class AsyncStateStore(AsyncFleet):
         """
         page = await self.sessions(user=user, prefix=prefix, limit=limit, phase=asks.PHASE, fresh=fresh)
         return await asks.of_page([context_of(self.session(each.id)) for each in page], [each.user for each in page])
+
+    async def usage(
+        self,
+        *,
+        user: str | None = None,
+        prefix: str | None = None,
+        since: float | datetime | None = None,
+        fresh: bool = False,
+    ) -> Usage:
+        """Add up the tokens that models used in the turns of sessions, by model and day: see `turn.model`.
+
+        Example::
+
+            from datetime import UTC, datetime
+
+            month = datetime.now(UTC).replace(day=1)
+            used = await store.usage(user="u1", since=month)
+            print(used.tokens, used.models, used.days)
+
+        With `user`, counts only sessions that this user owns; with `prefix`, only those whose ids begin with it.
+        `since` is in seconds since 1970 or a datetime, and means the whole day, in UTC, that contains it. Deleted
+        sessions count, erased ones do not. Commits that are not archived yet count only with `fresh`, as in `sessions`.
+        """
+        wanted = maintenance.wanted(scope="session", limit=1, user=user, prefix=prefix, tags=None, after=None)
+        self._context.allow("read", user=wanted.owner, scope="session", prefix=prefix)
+        return await maintenance.usage(self._context.tiers(), wanted, since, fresh=fresh)
 
     async def forget(self, user: str) -> int:
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
 
@@ -35,6 +36,7 @@ from distributed_state.results import (
     Replica,
     SessionInfo,
     Upcast,
+    Usage,
 )
 from distributed_state.settings import Settings
 from distributed_state.store.admin import AsyncAdmin
@@ -801,6 +803,30 @@ class StateStore:
         expired is not listed.
         """
         return finish(self._core.asks(user=user, prefix=prefix, limit=limit, fresh=fresh))
+
+    def usage(
+        self,
+        *,
+        user: str | None = None,
+        prefix: str | None = None,
+        since: float | datetime | None = None,
+        fresh: bool = False,
+    ) -> Usage:
+        """Add up the tokens that models used in the turns of sessions, by model and day: see `turn.model`.
+
+        Example::
+
+            from datetime import UTC, datetime
+
+            month = datetime.now(UTC).replace(day=1)
+            used = store.usage(user="u1", since=month)
+            print(used.tokens, used.models, used.days)
+
+        With `user`, counts only sessions that this user owns; with `prefix`, only those whose ids begin with it.
+        `since` is in seconds since 1970 or a datetime, and means the whole day, in UTC, that contains it. Deleted
+        sessions count, erased ones do not. Commits that are not archived yet count only with `fresh`, as in `sessions`.
+        """
+        return finish(self._core.usage(user=user, prefix=prefix, since=since, fresh=fresh))
 
     def forget(self, user: str) -> int:
         """Remove every trace of a user: the user's records, sessions and tasks, their forks and history.

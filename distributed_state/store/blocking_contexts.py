@@ -12,6 +12,7 @@ from distributed_state.conversation.agent_state import AgentState, ToolCall
 from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.tools import Tool
 from distributed_state.conversation.turn import AsyncStoppable, AsyncTurn
+from distributed_state.conversation.turn_clock import ModelCall
 from distributed_state.conversation.window import Strategy, Summarizer, Window
 from distributed_state.formats import Counter, estimate
 from distributed_state.port.blocking import finish
@@ -19,7 +20,7 @@ from distributed_state.port.bodies import leaving
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import AsyncTransaction, Transaction
 from distributed_state.records.typed import AsyncEdit
-from distributed_state.results import Input, TurnTimes, Written
+from distributed_state.results import Input, TurnTimes, Usage, Written
 from distributed_state.store.lifecycle import blocking_of
 from distributed_state.values.items import ANY
 from distributed_state.values.model import Message
@@ -346,9 +347,25 @@ class Turn(MutableMapping[str, Any]):
         """
         return Stoppable(self._core.stoppable())
 
-    def model(self, name: str) -> AbstractContextManager[None]:
-        """Measure a call of a model: `with turn.model("gpt-5"):` around it, in either API. Shown in `times`."""
-        return self._core.model(name)
+    def model(self, name: str, *, input_tokens: int = 0, output_tokens: int = 0) -> ModelCall:
+        """Note the tokens of a model's call, or measure a call: `with turn.model("gpt-5"):` around it, in either API.
+
+        Example::
+
+            with session.turn() as turn:
+                with turn.model("gpt-5") as call:
+                    ...  # call the model
+                    call.used(input_tokens=812, output_tokens=90)
+
+        The time is shown in `times`, the tokens in `usage`. The turn's commit adds them to the session's: see
+        `session.usage` and `store.usage`. The name is cut after 100 characters.
+        """
+        return self._core.model(name, input_tokens=input_tokens, output_tokens=output_tokens)
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens that models used in this turn, as noted by `model`."""
+        return self._core.usage
 
     def tool(self, name: str) -> AbstractContextManager[None]:
         """Measure a tool that is not run by `call`, for example one that an agent framework runs."""

@@ -21,7 +21,7 @@ from distributed_state.records.record import AsyncRecord, RecordView
 from distributed_state.records.schema import M
 from distributed_state.records.transaction import Transaction
 from distributed_state.records.typed import AsyncTypedRecord
-from distributed_state.results import Change, Checkpoint, Input, Lifetime, Snapshot, StopResult, Written
+from distributed_state.results import Change, Checkpoint, Input, Lifetime, Snapshot, StopResult, Usage, Written
 from distributed_state.store.blocking_contexts import Edit, Lease, TransactionBody, Turn
 from distributed_state.store.blocking_events import Output
 from distributed_state.store.lifecycle import core_of
@@ -849,6 +849,7 @@ class Session(Record):
         slot: str | None = None,
         expect: Mapping[str, Any] | None = None,
         expect_exists: bool | None = None,
+        usage_below: int | None = None,
         revive: bool = False,
         durability: str | None = None,
     ) -> Turn:
@@ -874,6 +875,9 @@ class Session(Record):
         checked for a request that was answered before. With `revive`, a session that was deleted or expired begins
         again, empty, with this turn's changes; a request that was answered before stays answered.
 
+        With `usage_below`, the turn begins only while the session's models have used fewer tokens, as `usage` counts
+        them: else UsageExceeded. A turn that begins below the bound may end above it.
+
         `durability` is as in `store.durable`. A turn that raised DurabilityUnknown may be repeated under its
         `request_id`: it is not applied twice, and it has reached the level when a repeat returns without an error.
         """
@@ -887,10 +891,25 @@ class Session(Record):
                 slot=slot,
                 expect=expect,
                 expect_exists=expect_exists,
+                usage_below=usage_below,
                 revive=revive,
                 durability=durability,
             )
         )
+
+    def usage(self, *, fresh: bool = False, max_staleness: float | None = None) -> Usage:
+        """Read the tokens that models used in the session's turns so far: see `turn.model`.
+
+        Example::
+
+            with session.turn() as turn:
+                turn.model("gpt-5", input_tokens=812, output_tokens=90)
+            assert (session.usage()).models["gpt-5"].output_tokens == 90
+
+        Counted once for each committed turn, also for a repeated request; a turn that raises counts nothing. A
+        rollback, a clear or a deletion takes nothing back; a fork starts at zero. `days` is empty: see `store.usage`.
+        """
+        return finish(self._core.usage(fresh=fresh, max_staleness=max_staleness))
 
     def output(
         self,

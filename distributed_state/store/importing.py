@@ -50,6 +50,7 @@ from distributed_state.values.model import (
     SUMMARY,
     TAG,
     TIMED,
+    USAGE,
     Expiry,
     Ref,
     checked_phase,
@@ -62,6 +63,7 @@ from distributed_state.values.model import (
 from distributed_state.values.schedule import Failure, Schedule
 from distributed_state.values.search import MOST as MOST_TAGS
 from distributed_state.values.search import tag_of
+from distributed_state.values.usage import Counted, checked_model
 from distributed_state.warm.lease import AsyncLease
 
 MOST = 10**15  # limit of versions and message numbers: Lua has doubles, which are exact up to here
@@ -165,6 +167,9 @@ def check_reserved(name: bytes, value: bytes) -> None:
         number, *_served = (digits(name, each) for each in value.split(b" ", 1))
         if name[2:3] != b"q" or not number:
             raise ValueError(f"{name!r:.80} is not the request of an input")
+    elif name[:2] == USAGE:
+        Counted.read(value)
+        checked_model(name[2:].decode())
     elif name == DELETED and Expiry.read(value):
         return
     elif (name in (DELETED, TIMED) or name[:2] == TAG) and value != b"1":

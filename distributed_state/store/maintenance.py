@@ -26,7 +26,7 @@ from distributed_state.errors import ConfigurationError, CorruptState, Deleted, 
 from distributed_state.records.context import RecordContext, StoreContext
 from distributed_state.records.schema import M, Schema
 from distributed_state.records.typed import TypedContext
-from distributed_state.results import LostMessages, Reencrypted, Repaired, SessionInfo, Upcast
+from distributed_state.results import LostMessages, Reencrypted, Repaired, SessionInfo, Upcast, Usage
 from distributed_state.tiers import read as read_path
 from distributed_state.tiers.assembly import Tiers
 from distributed_state.tiers.fresh_listings import unarchived_changes
@@ -41,6 +41,7 @@ from distributed_state.values.model import (
     escape,
     is_value,
     log_fields,
+    seconds_of,
     unescape,
 )
 from distributed_state.values.search import tag_texts
@@ -55,6 +56,18 @@ async def listing(tiers: Tiers, wanted: Wanted, *, fresh: bool = False) -> list[
     # The journals are read first: commits archived meanwhile are then found in both, and count once.
     late = await unarchived_changes(tiers, wanted) if fresh else []
     return [shown(row) for row in await tiers.port.sql(tiers.cold.listing, wanted, late)]
+
+
+async def usage(tiers: Tiers, wanted: Wanted, since: Any, *, fresh: bool = False) -> Usage:
+    """The tokens of these sessions since a day; with `fresh`, including unarchived commits."""
+    try:
+        since = 0 if since is None else seconds_of(since)
+    except ValueError as error:
+        raise InvalidValue(f"since: {error}") from None
+    if type(since) not in (int, float) or not 0 <= since <= 1e12:
+        raise InvalidValue(f"since is in seconds since 1970, a datetime or None, not {since!r:.80}")
+    late = await unarchived_changes(tiers, wanted) if fresh else []
+    return await tiers.port.sql(tiers.cold.usage, wanted, int(since * 1000), late)
 
 
 def wanted(

@@ -170,6 +170,10 @@ FIGURES = (
         "lock_timeouts", "counter", "Locks that were not acquired within the time to wait",
         lambda t: t.leases.timeouts,
     ),
+    Figure(
+        "tokens", "counter", "Tokens that models read (input) and wrote (output), as turns name them",
+        lambda t: {key: each.sum for key, each in list(t.telemetry.tokens.items())}, ("model", "type"),
+    ),
     Figure("turns_stopped", "counter", "Turns of this replica that were asked to stop", lambda t: t.leases.stopped),
     Figure("chunks_streamed", "counter", "Chunks that turns streamed", lambda t: t.leases.outputs.streamed),
     Figure(
@@ -385,6 +389,11 @@ TURN_PARTS = (
     ("part",),
 )  # fmt: skip
 HISTOGRAMS = OPERATIONS, LOCK_WAITS, TURN_PARTS
+# By the names of OpenTelemetry's conventions, if the environment asks for them.
+TOKEN_USAGE = (
+    "gen_ai_client_token_usage", "Number of input and output tokens used",
+    ("gen_ai_request_model", "gen_ai_token_type", "gen_ai_operation_name"),
+)  # fmt: skip
 
 
 class StoreCollector(Collector):
@@ -425,6 +434,9 @@ class StoreCollector(Collector):
         yield _histogram(OPERATIONS, operations)
         yield _histogram(LOCK_WAITS, waits)
         yield _histogram(TURN_PARTS, {(part,): each for part, each in dict(tiers.telemetry.turn_parts).items()})
+        if tiers.telemetry.genai:
+            tokens = {(*key, "chat"): each for key, each in dict(tiers.telemetry.tokens).items()}
+            yield _histogram(TOKEN_USAGE, tokens, "")
 
 
 def collector(store: StateStore | AsyncStateStore, *, by_partition: bool | None = None) -> StoreCollector:
@@ -481,14 +493,16 @@ def _values(figure: Figure, tiers: Tiers) -> Labelled:
     return {} if value is None else value if isinstance(value, dict) else {(): value}
 
 
-def _histogram(what: tuple[str, str, tuple[str, ...]], times: dict[Any, Times]) -> HistogramMetricFamily:
+def _histogram(
+    what: tuple[str, str, tuple[str, ...]], times: dict[Any, Times], prefix: str = PREFIX
+) -> HistogramMetricFamily:
     name, text, labels = what
-    family = HistogramMetricFamily(PREFIX + name, text, labels=labels)
+    family = HistogramMetricFamily(prefix + name, text, labels=labels)
     for key, each in sorted(times.items()):
         sofar = 0
         buckets = []
         for limit, count in zip([*map(str, each.buckets), "+Inf"], each.counts, strict=True):
             sofar += count
             buckets.append((limit, sofar))
-        family.add_metric(key, buckets, each.seconds)
+        family.add_metric(key, buckets, each.sum)
     return family

@@ -68,6 +68,7 @@ TIMES = REQUEST + b"#times "  # not a real field: its deletion carries a note in
 INBOX = b"#b"  # counts of its inputs, as in inbox.lua; followed by a number: an input; by q and a tag: its number
 FAILURE = b"#be"  # when and how the last turn of its handler failed: see values/schedule.py
 SCHEDULE = b"#bh"  # its handler, and when it is due: see values/schedule.py
+USAGE = b"#u"  # followed by the name of a model: the tokens that it used, see values/usage.py
 TAG = b"##"  # followed by a tag of the record: see values/search.py
 
 
@@ -109,7 +110,7 @@ def deleted_error(record: str, version: int, deleted: bytes | None) -> Deleted:
 
 def is_state(name: bytes) -> bool:
     """Whether a stored field is part of the state; other reserved fields are internal to the tiers."""
-    return name[:1] != b"#" or name in STATE_FIELDS or name[:2] in (REQUEST, TAG, INBOX)
+    return name[:1] != b"#" or name in STATE_FIELDS or name[:2] in (REQUEST, TAG, INBOX, USAGE)
 
 
 def is_input(name: bytes) -> bool:
@@ -123,11 +124,11 @@ def is_value(name: bytes) -> bool:
 
 
 def is_kept(name: bytes) -> bool:
-    """Whether a stored field stays as it is when an earlier state is restored: answered requests, and the inbox.
+    """Whether a stored field stays as it is when an earlier state is restored: answered requests, the inbox, the usage.
 
     Otherwise a request would be applied again when its caller repeats it, and an input would be served twice.
     """
-    return name[:2] in (REQUEST, INBOX)
+    return name[:2] in (REQUEST, INBOX, USAGE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ Design: section 12.
 from __future__ import annotations
 
 import functools
+import os
 from bisect import bisect_left
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -26,6 +27,7 @@ from distributed_state.errors import (
 )
 from distributed_state.settings import Settings
 from distributed_state.values.keys import RecordKeys
+from distributed_state.values.usage import OTHERS, Tokens, Usage
 
 context: Any
 trace: Any
@@ -39,7 +41,12 @@ T = TypeVar("T")
 Facts = dict[str, str | int]
 BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 TURN_BUCKETS = (0.001, 0.01, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)  # long, because models are slow
+TOKEN_BUCKETS = tuple(4.0**power for power in range(14))  # those that OpenTelemetry's conventions name
 _SLOW = BUCKETS.index(0.1) + 1  # the buckets of longer durations
+_MODELS = 50  # whose tokens have a label of their own
+# The names of these attributes are in development, and are only used where they are asked for:
+# https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-agent-spans/
+_OPT_IN, _GENAI = "OTEL_SEMCONV_STABILITY_OPT_IN", "gen_ai_latest_experimental"
 _FAILED = ("backpressure", "unavailable", "unconfirmed", "error")
 _OUTCOMES: tuple[tuple[type[Exception], str], ...] = (
     (Fenced, "fenced"),
@@ -57,22 +64,22 @@ _OUTCOMES: tuple[tuple[type[Exception], str], ...] = (
 
 
 class Times:
-    """A histogram of durations: a count for each bucket, and one for longer durations.
+    """A histogram, of durations or other numbers: a count for each bucket, and one for larger numbers.
 
     Updated without a lock: with two threads at once, one measurement may be lost.
     """
 
-    __slots__ = ("buckets", "counts", "seconds")
+    __slots__ = ("buckets", "counts", "sum")
 
     def __init__(self, buckets: tuple[float, ...] = BUCKETS) -> None:
         self.buckets = buckets
         self.counts = [0] * (len(buckets) + 1)
-        self.seconds = 0.0
+        self.sum = 0.0
 
-    def add(self, seconds: float) -> None:
-        """Add one duration."""
-        self.counts[bisect_left(self.buckets, seconds)] += 1
-        self.seconds += seconds
+    def add(self, number: float) -> None:
+        """Add one duration in seconds, or another number."""
+        self.counts[bisect_left(self.buckets, number)] += 1
+        self.sum += number
 
 
 class Telemetry:
@@ -86,6 +93,8 @@ class Telemetry:
         self.on = self._tracer is not None
         self.times: dict[tuple[str, str, str], Times] = {}
         self.turn_parts: dict[str, Times] = {}
+        self.tokens: dict[tuple[str, str], Times] = {}  # by model, and "input" or "output"
+        self.genai = _GENAI in [each.strip() for each in os.environ.get(_OPT_IN, "").split(",")]
 
     def measure(self) -> None:
         """Measure times from now on."""
@@ -129,6 +138,29 @@ class Telemetry:
                 self.turn_parts[part] = Times(TURN_BUCKETS)
             self.turn_parts[part].add(seconds)
 
+    def used(self, model: str, tokens: Tokens) -> None:
+        """Note the tokens that a call of a model used."""
+        if (model, "input") not in self.tokens and len(self.tokens) >= 2 * _MODELS:
+            model = OTHERS
+        for type, number in ("input", tokens.input_tokens), ("output", tokens.output_tokens):
+            self.tokens.setdefault((model, type), Times(TOKEN_BUCKETS)).add(number)
+
+    def began(self, span: Any, keys: RecordKeys, agent: str | None) -> None:
+        """Say on the span of a lease that it is a turn's: an agent's, if the session has a handler."""
+        if self.genai:
+            facts = {"gen_ai.operation.name": "invoke_agent"}
+            facts |= {} if agent is None else {"gen_ai.agent.name": agent}
+            span.set_attributes(facts | ({"gen_ai.conversation.id": keys.ref.id} if self._ids else {}))
+
+    def ends(self, span: Any, usage: Usage) -> None:
+        """Say on the span of a turn's lease which tokens it used, if it named any."""
+        if self.genai and usage.calls:
+            facts: Facts = {"gen_ai.usage.input_tokens": usage.input_tokens}
+            facts |= {"gen_ai.usage.output_tokens": usage.output_tokens}
+            if len(usage.models) == 1:
+                facts |= {"gen_ai.request.model": next(iter(usage.models))}
+            span.set_attributes(facts)
+
     def totals(self) -> dict[str, int]:
         """Return the number of operations, their total time, and the number of slow ones; empty without times."""
         if not self.measures:
@@ -136,7 +168,7 @@ class Telemetry:
         times = list(self.times.values())
         return {
             "operations": sum(sum(each.counts) for each in times),
-            "operation_us": int(sum(each.seconds for each in times) * 1e6),
+            "operation_us": int(sum(each.sum for each in times) * 1e6),
             "slow_operations": sum(sum(each.counts[_SLOW:]) for each in times),
         }
 

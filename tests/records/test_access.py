@@ -205,6 +205,7 @@ SESSION: dict[str, Case] = {
     ),
     "switch": (lambda s: s.switch(previous_id="t"), [("write", V), ("read", V)]),
     "lifetime": (lambda s: s.lifetime(), [("read", V)]),
+    "usage": (lambda s: s.usage(), [("read", V)]),
     "set_lifetime": (lambda s: s.set_lifetime(idle=60), [("write", None)]),
     "fork": (
         lambda s: s.fork("f"),
@@ -304,6 +305,7 @@ STORE: dict[str, Case] = {
     "delete": (lambda s: s.delete("s"), [("write", None)]),
     "sessions": (lambda s: s.sessions(user="u"), [("read", None)]),
     "asks": (lambda s: s.asks(user="u"), [("read", None), ("read", P)]),
+    "usage": (lambda s: s.usage(user="u"), [("read", None)]),
     "work": (_worked, [("lock", None)]),
     "emit": (lambda s: s.emit("a.b", subject=s.session("s")), [("write", None)]),
     "activate_agent": (lambda s: s.activate_agent("notes"), [("read", None), ("write", None)]),
@@ -427,7 +429,7 @@ UNASKED: dict[str, dict[str, str]] = {
         ("version", "token", "epoch", "lost", "suspends", "repeated", "request_id", "session"), OPENING
     )
     | dict.fromkeys(("pending", "outcome", "state", "tool_calls", "written", "answered_version"), OWN)
-    | dict.fromkeys(("model", "tool", "times", "reported", "flush", "stopping", "stoppable", "serve"), OWN)
+    | dict.fromkeys(("model", "usage", "tool", "times", "reported", "flush", "stopping", "stoppable", "serve"), OWN)
     | {"end_if_stopped": OWN},
     "BATCH": {"on": WRITING, "versions": OWN},
     "CHANGES": dict.fromkeys(

@@ -721,3 +721,78 @@ def test_both_apis_have_a_collector_before_they_are_used() -> None:
         scrape = Scrape(store)
         store.session("s").set("a", 1)
         assert scrape(OPERATIONS, "commit", "warm", "ok") == 1
+
+
+# Tokens of models
+
+
+async def spend(store: Any) -> None:
+    async with store.session("private-id").turn() as turn:
+        turn.model("gpt-5", input_tokens=812, output_tokens=90)
+        turn.model("gpt-5", input_tokens=8)
+
+
+async def test_tokens_are_a_metric_also_those_of_a_turn_that_fails(opener: Any) -> None:
+    store = await opener()
+    await spend(store)
+    with pytest.raises(ZeroDivisionError):
+        async with store.session("s").turn() as turn:
+            turn.model("gpt-5", output_tokens=10)
+            raise ZeroDivisionError
+    for number in range(60):
+        async with store.session("s").turn() as turn:
+            turn.model(f"m{number}", input_tokens=1)
+    registry = Scrape(store).registry
+
+    def tokens(model: str, type: str) -> float | None:
+        return registry.get_sample_value("distributed_state_tokens_total", {"model": model, "type": type})
+
+    assert (tokens("gpt-5", "input"), tokens("gpt-5", "output")) == (820, 100)
+    assert (tokens("m48", "input"), tokens("m49", "input")) == (1, None)
+    assert tokens("(others)", "input") == 11, "names come from callers, and labels cost memory"
+    assert "gen_ai" not in generate_latest(registry).decode()
+
+
+@pytest.mark.parametrize("ids", [False, True])
+async def test_gen_ai_conventions_are_kept_where_they_are_asked_for(
+    opener: Any, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch, ids: bool
+) -> None:
+    monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "http, gen_ai_latest_experimental")
+    store = await opener(traces=True, trace_ids=ids)
+    await spend(store)
+    async with store.session("private-id").lock():
+        pass
+    first, second = (span for span in spans.get_finished_spans() if span.name.endswith("lease.hold"))
+    attributes = {name: value for name, value in first.attributes.items() if name.startswith("gen_ai")}
+    assert attributes == {
+        "gen_ai.operation.name": "invoke_agent",
+        "gen_ai.request.model": "gpt-5",
+        "gen_ai.usage.input_tokens": 820,
+        "gen_ai.usage.output_tokens": 90,
+        **({"gen_ai.conversation.id": "private-id"} if ids else {}),
+    }
+    assert not any(name.startswith("gen_ai") for name in second.attributes), "no turn"
+    registry = Scrape(store).registry
+    labels = {"gen_ai_request_model": "gpt-5", "gen_ai_token_type": "input", "gen_ai_operation_name": "chat"}
+    assert registry.get_sample_value("gen_ai_client_token_usage_sum", labels) == 820
+    assert registry.get_sample_value("gen_ai_client_token_usage_count", labels) == 2
+    assert registry.get_sample_value("gen_ai_client_token_usage_bucket", labels | {"le": "16.0"}) == 1
+
+
+async def test_gen_ai_conventions_are_in_development_and_need_a_wish(opener: Any, spans: InMemorySpanExporter) -> None:
+    store = await opener(traces=True)
+    await spend(store)
+    assert not any(name.startswith("gen_ai") for span in spans.get_finished_spans() for name in span.attributes)
+
+
+async def test_a_turn_of_a_session_with_a_handler_is_its_agents(
+    opener: Any, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "gen_ai_latest_experimental")
+    store = await opener(traces=True)
+    await store.session("s").post({"role": "user", "content": "hi"}, handler="support")
+    async with store.session("s").turn() as turn:
+        turn.take()
+    (span,) = (span for span in spans.get_finished_spans() if span.name.endswith("lease.hold"))
+    assert span.attributes["gen_ai.agent.name"] == "support"
+    assert "gen_ai.usage.input_tokens" not in span.attributes
