@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Never, Self, TypeVar
 
 from distributed_state.conversation.phases import DEFAULT, StateMachine
+from distributed_state.conversation.turn_clock import ModelCall
 from distributed_state.port.blocking import finish
 from distributed_state.port.bodies import leaving
 from distributed_state.port.http import BlockingHttp
@@ -35,6 +37,7 @@ from distributed_state.results import (
     SessionInfo,
     Snapshot,
     StopResult,
+    Usage,
     Written,
 )
 from distributed_state.values.items import DeleteItem, Item, ItemPage, PutItem
@@ -505,6 +508,15 @@ class RemoteTurn(MutableMapping[str, Any]):
         """Take the inputs of `inbox`, or those with these numbers: the commit of this turn removes them."""
         return self._core.take(*numbers)
 
+    def model(self, name: str, *, input_tokens: int = 0, output_tokens: int = 0) -> ModelCall:
+        """Note the tokens of a model's call, or measure a call by `with`, as in a turn of a direct store."""
+        return self._core.model(name, input_tokens=input_tokens, output_tokens=output_tokens)
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens that models used in this turn, as noted by `model`."""
+        return self._core.usage
+
     @property
     def outcome(self) -> Any:
         """The result of the request, any JSON value. A repeated request gets the value that was set here."""
@@ -655,6 +667,7 @@ class RemoteSession(RemoteRecord):
         busy: str = "wait",
         wait: float = 60.0,
         ttl: float = 30.0,
+        usage_below: int | None = None,
         revive: bool = False,
         **others: Never,
     ) -> RemoteTurnBody:
@@ -670,12 +683,19 @@ class RemoteSession(RemoteRecord):
         The turn holds a lease on the conversation, like `lock`. If the `request_id` was answered before, here or by the
         direct store, `turn.repeated` is true and `turn.outcome` is that of the first turn. If a turn is already
         running, this one waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. With
-        `revive`, a session that was deleted or expired begins again with this turn. Four requests, five with a
-        `request_id`.
+        `revive`, a session that was deleted or expired begins again with this turn. With `usage_below` the turn begins
+        only while the session's models have used fewer tokens (UsageExceeded). Four requests, one more with a
+        `request_id`, and one with `usage_below`.
         """
         return RemoteTurnBody(
-            self._core.turn(request_id=request_id, busy=busy, wait=wait, ttl=ttl, revive=revive, **others)
+            self._core.turn(
+                request_id=request_id, busy=busy, wait=wait, ttl=ttl, usage_below=usage_below, revive=revive, **others
+            )
         )
+
+    def usage(self, *, fresh: bool = False, max_staleness: float | None = None) -> Usage:
+        """Read the tokens that models used in the session's turns so far, as on a direct store."""
+        return finish(self._core.usage(fresh=fresh, max_staleness=max_staleness))
 
     def output(
         self,
@@ -1111,6 +1131,12 @@ class RemoteStore:
         The service always looks at unarchived changes, too, as `fresh` asks for.
         """
         return finish(self._core.asks(user=user, limit=limit, fresh=fresh, **others))
+
+    def usage(
+        self, *, user: str | None = None, since: float | datetime | None = None, fresh: bool = False, **others: Never
+    ) -> Usage:
+        """Add up the tokens that models used in the turns of sessions, by model and day, as on a direct store."""
+        return finish(self._core.usage(user=user, since=since, fresh=fresh, **others))
 
     def search(
         self,

@@ -52,6 +52,7 @@ from distributed_state.errors import (
     TooLarge,
     Unauthenticated,
     Unavailable,
+    UsageExceeded,
 )
 from distributed_state.port import bodies, retrying
 from distributed_state.port.bodies import Body, leaving
@@ -124,6 +125,9 @@ _WITH_FIELDS: dict[type[StateError], Callable[[str, dict[str, Any]], StateError]
     DurabilityUnknown: lambda text, problem: DurabilityUnknown(text, version=_whole(problem, "version")),
     Stopped: lambda text, problem: Stopped(
         text, reason=None if problem.get("reason") is None else str(problem["reason"])
+    ),
+    UsageExceeded: lambda text, problem: UsageExceeded(
+        text, tokens=_whole(problem, "tokens"), limit=_whole(problem, "limit")
     ),
     InvalidTransition: lambda text, problem: InvalidTransition(
         text, phase=str(problem.get("phase") or ""), event=str(problem.get("event") or "")

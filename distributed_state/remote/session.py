@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Literal, Never, Self
 
@@ -15,6 +16,7 @@ from distributed_state.conversation.phases import DEFAULT, StateMachine
 from distributed_state.conversation.request_log import name_of
 from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.turn import AsyncTurn
+from distributed_state.conversation.turn_clock import ModelCall, TurnClock
 from distributed_state.errors import Deleted, InvalidValue, NotFound, Stopped
 from distributed_state.port.bodies import leaving
 from distributed_state.records.messages import Page
@@ -29,10 +31,11 @@ from distributed_state.remote.requests import (
     path_of,
     with_query,
 )
-from distributed_state.results import Ended, Input, Lifetime, OutputPart, StopResult
+from distributed_state.results import Ended, Input, Lifetime, OutputPart, StopResult, Tokens, Usage
 from distributed_state.values import codec, field_ttl
 from distributed_state.values.model import Message
 from distributed_state.values.schedule import checked_handler
+from distributed_state.values.usage import checked_bound, checked_model, refuse_above
 from distributed_state.warm.lock import check_times
 
 _INTERVAL = 0.05  # seconds between two requests with chunks
@@ -67,6 +70,9 @@ class AsyncRemoteTurn(RemoteTransaction):
         self._inputs: dict[int, Input] = {}
         self._taken: list[int] = []
         self._noted: list[int] = []  # taken inputs of which the followers of the turn do not know yet
+        self._clock = TurnClock(place.requests.http.monotonic)
+        self._clock.begin()
+        self._spent: dict[str, Tokens] = {}
         self.repeated = False
         self.answered_version = 0
         self.written = None
@@ -136,6 +142,24 @@ class AsyncRemoteTurn(RemoteTransaction):
         self._noted += [each.number for each in found if each.request_id is not None]
         return found
 
+    def model(self, name: str, *, input_tokens: int = 0, output_tokens: int = 0) -> ModelCall:
+        """Note the tokens of a model's call, or measure a call by `with`, as in a turn of a direct store."""
+        checked_model(name)
+        call = ModelCall(self._clock, name, self._use)
+        if input_tokens or output_tokens:
+            call.used(input_tokens=input_tokens, output_tokens=output_tokens)
+        return call
+
+    def _use(self, name: str, tokens: Tokens) -> None:
+        self._open()
+        model = checked_model(name)
+        self._spent[model] = self._spent.get(model, Tokens()) + tokens
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens that models used in this turn, as noted by `model`."""
+        return Usage.of(self._spent)
+
     @property
     def streamed(self) -> int:
         """The number of the last chunk that was sent."""
@@ -175,8 +199,13 @@ class AsyncRemoteTurn(RemoteTransaction):
         found = super().body() or {}
         if self._taken:
             found["inputs"] = self._taken
+        if self._spent:
+            found["usage"] = {name: asdict(each) for name, each in self._spent.items()}
         if not found and self.request_id is None:
             return None
+        times = self._clock.times
+        if times.runs:
+            found |= {"runs": [asdict(each) for each in times.runs], "seconds": times.total}
         found.pop("kind", None)
         if "append" in found:
             found["messages"] = found.pop("append")
@@ -188,9 +217,12 @@ class AsyncRemoteTurn(RemoteTransaction):
 class AsyncRemoteTurnBody:
     """The `async with` around a AsyncRemoteTurn."""
 
-    def __init__(self, place: RecordPlace, request_id: str | None, wait: float, ttl: float, revive: bool) -> None:
+    def __init__(
+        self, place: RecordPlace, request_id: str | None, wait: float, ttl: float, revive: bool, below: int | None
+    ) -> None:
         self._place = place
         self._revive = revive
+        self._usage_below = below
         self._request_id = request_id
         turn = {"turn": True} if request_id is None else {"turn": True, "request": request_id}
         self._lease = AsyncRemoteLease(place.requests, place.path, wait=wait, ttl=ttl, turn=turn)
@@ -205,6 +237,8 @@ class AsyncRemoteTurnBody:
             state = await self._place.state(fresh=True)
             if state.deleted and not (self._revive or state.deleted.begins_again):
                 raise state.deleted
+            if self._usage_below is not None and answered is None:
+                refuse_above(self._usage_below, await read_usage(self._place), self._place.ref.text)
             self._view = AsyncRemoteTurn(state, self._request_id, self._place, self._lease)
             if answered is not None:
                 self._view.show(answered)
@@ -241,6 +275,12 @@ class AsyncRemoteTurnBody:
                     view.written = done["version"]
         finally:
             await self._lease.release()
+
+
+async def read_usage(place: RecordPlace) -> Usage:
+    """The tokens that the session's models have used."""
+    found = await place.read(f"{place.path}/usage", absent=None)
+    return Usage() if found is None else values.usage(found)
 
 
 async def read_inbox(place: RecordPlace) -> list[Input]:
@@ -326,6 +366,7 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         busy: str = "wait",
         wait: float = 60.0,
         ttl: float = 30.0,
+        usage_below: int | None = None,
         revive: bool = False,
         **others: Never,
     ) -> AsyncRemoteTurnBody:
@@ -341,8 +382,9 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         The turn holds a lease on the conversation, like `lock`. If the `request_id` was answered before, here or by the
         direct store, `turn.repeated` is true and `turn.outcome` is that of the first turn. If a turn is already
         running, this one waits up to `wait` seconds (LockTimeout); with `busy="reject"` it does not wait. With
-        `revive`, a session that was deleted or expired begins again with this turn. Four requests, five with a
-        `request_id`.
+        `revive`, a session that was deleted or expired begins again with this turn. With `usage_below` the turn begins
+        only while the session's models have used fewer tokens (UsageExceeded). Four requests, one more with a
+        `request_id`, and one with `usage_below`.
         """
         values.refuse_options("turn", others)
         if busy not in ("wait", "reject"):
@@ -350,7 +392,12 @@ class AsyncRemoteSession(AsyncRemoteRecord):
         name_of(request_id)
         wait = 0.0 if busy == "reject" else wait
         check_times(wait, ttl, None)
-        return AsyncRemoteTurnBody(self._place, request_id, wait, ttl, revive)
+        return AsyncRemoteTurnBody(self._place, request_id, wait, ttl, revive, checked_bound(usage_below))
+
+    async def usage(self, *, fresh: bool = False, max_staleness: float | None = None) -> Usage:
+        """Read the tokens that models used in the session's turns so far, as on a direct store."""
+        values.must_ask(fresh, max_staleness)
+        return await read_usage(self._place)
 
     def output(
         self,

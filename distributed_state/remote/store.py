@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Never, Self
 
@@ -26,9 +27,9 @@ from distributed_state.remote.requests import (
     with_query,
 )
 from distributed_state.remote.session import AsyncRemoteSession
-from distributed_state.results import Ask, Event, SessionInfo
+from distributed_state.results import Ask, Event, SessionInfo, Usage
 from distributed_state.values import chance
-from distributed_state.values.model import Ref, escape
+from distributed_state.values.model import Ref, escape, seconds_of
 from distributed_state.values.search import KINDS, Filter, Kind, SearchHit
 from distributed_state.warm.consumers import pattern
 
@@ -247,6 +248,19 @@ class AsyncRemoteStore:
         values.refuse_options("asks", others)
         found = await self._requests.read("/v1/asks", {"user": user, "limit": limit})
         return [values.ask(each) for each in found["asks"]]
+
+    async def usage(
+        self,
+        *,
+        user: str | None = None,
+        since: float | datetime | None = None,
+        fresh: bool = False,
+        **others: Never,
+    ) -> Usage:
+        """Add up the tokens that models used in the turns of sessions, by model and day, as on a direct store."""
+        values.refuse_options("usage", others)
+        query = {"user": user, "since": seconds_of(since), "fresh": fresh or None}
+        return values.usage(await self._requests.read("/v1/usage", query))
 
     async def search(
         self,

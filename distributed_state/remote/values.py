@@ -33,7 +33,9 @@ from distributed_state.results import (
     Snapshot,
     StopRequested,
     TimedRun,
+    Tokens,
     TurnTimes,
+    Usage,
     Waiter,
 )
 from distributed_state.values import as_text, codec, field_ttl
@@ -43,7 +45,19 @@ from distributed_state.values.model import ABSENT, Message, Presence, Ref
 from distributed_state.values.search import SearchHit, tag_texts
 
 T = TypeVar(
-    "T", Ask, Branch, Checkpoint, HeldLease, Lifetime, Replica, SearchHit, SessionInfo, TimedRun, TurnTimes, Waiter
+    "T",
+    Ask,
+    Branch,
+    Checkpoint,
+    HeldLease,
+    Lifetime,
+    Replica,
+    SearchHit,
+    SessionInfo,
+    TimedRun,
+    Tokens,
+    TurnTimes,
+    Waiter,
 )
 
 
@@ -206,6 +220,7 @@ def change(found: Mapping[str, Any], ref: Ref) -> Change:
         set=shown(found), deleted=tuple(found["deleted"]), appended=tuple(map(_numbered, found["messages"])),
         phase=found["phase"], label=found["label"], items=items, tagged=_pairs(found["tagged"]),
         untagged=_pairs(found["untagged"]), replica=found.get("replica", ""), times=_times(found.get("times")),
+        usage=None if found.get("usage") is None else usage(found["usage"]),
         cleared=tuple(found.get("cleared", ())), kept=_runs(found.get("kept")), restored=found.get("restored"),
         from_version=found.get("from_version"),
     )  # fmt: skip
@@ -220,6 +235,12 @@ def _times(found: Mapping[str, Any] | None) -> TurnTimes | None:
     if not found:
         return None
     return made(TurnTimes, {**found, "runs": tuple(made(TimedRun, each) for each in found["runs"])})
+
+
+def usage(found: Mapping[str, Any]) -> Usage:
+    """Tokens of models, and with `days` those of each day."""
+    models = {name: made(Tokens, each) for name, each in found["models"].items()}
+    return Usage.of(models, {day: usage(each) for day, each in found.get("days", {}).items()})
 
 
 def _pairs(found: Iterable[Iterable[str]]) -> tuple[tuple[str, str], ...]:

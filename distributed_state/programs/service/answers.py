@@ -68,6 +68,7 @@ from distributed_state.errors import (
     TooLarge,
     Unauthenticated,
     Unavailable,
+    UsageExceeded,
     WarmUnavailable,
 )
 from distributed_state.events.consumer import AsyncEvents
@@ -87,6 +88,7 @@ STATUS: dict[type[BaseException], int] = {
     NotFound: 404,
     Conflict: 409,
     InvalidTransition: 409,
+    UsageExceeded: 409,
     Interrupted: 409,
     Stopped: 409,
     Deleted: 410,
@@ -102,7 +104,8 @@ STATUS: dict[type[BaseException], int] = {
 _LATER = frozenset({423, 429, 503})  # the same request may be repeated after a while
 # Clients get the texts of these errors, which are about the request. For all other errors they get a text of _SAID.
 PUBLIC = (
-    Unauthenticated, AccessDenied, NotFound, Conflict, InvalidTransition, Interrupted, Stopped, Deleted, InvalidValue,
+    Unauthenticated, AccessDenied, NotFound, Conflict, InvalidTransition, UsageExceeded, Interrupted, Stopped, Deleted,
+    InvalidValue,
 )  # fmt: skip
 _SAID: dict[type[BaseException], str] = {
     Locked: "another caller holds the record's lease",
@@ -213,6 +216,8 @@ def _found(error: StateError) -> dict[str, Any]:
         names = ("version",)
     elif isinstance(error, InvalidTransition):
         names = ("phase", "event")
+    elif isinstance(error, UsageExceeded):
+        names = ("tokens", "limit")
     elif isinstance(error, Stopped):
         names = ("reason",)
     return {name: getattr(error, name) for name in names}

@@ -49,6 +49,7 @@ from distributed_state.programs.service.resources import (
     records,
     schedules,
     search,
+    usage,
 )
 from distributed_state.values.access_tokens import Right
 from distributed_state.values.as_text import BASE64
@@ -136,6 +137,8 @@ def _conversations() -> list[Operation]:
                   answer=conversations.Transcript, headers=_READ),
         Operation("GET", f"{one}/messages/{{number:number}}", "read", conversations.one_message, "Read one message",
                   answer=conversations.Single),
+        Operation("GET", f"{one}/usage", "read", usage.of_conversation, "Read the tokens that a conversation used",
+                  answer=usage.UsageShown, headers=_READ),
         Operation("GET", f"{one}/lifetime", "read", conversations.read_lifetime, "Read a conversation's lifetime",
                   answer=conversations.Lives),
         Operation("PUT", f"{one}/lifetime", "write", conversations.put_lifetime, "Set a conversation's lifetime",
@@ -167,6 +170,8 @@ def _running(follow: Serve, own_events: Serve) -> list[Operation]:
 def _scheduled() -> list[Operation]:
     one = f"{PREFIX}/conversations/{{id}}"
     return [
+        Operation("GET", f"{PREFIX}/usage", "read", usage.of_all, "Add up the tokens that models used",
+                  answer=usage.UsageByDay),
         Operation("GET", f"{PREFIX}/asks", "read", schedules.questions, "List open questions",
                   answer=schedules.Questions),
         Operation("POST", f"{one}/answers", "write", schedules.reply, "Answer an open question",

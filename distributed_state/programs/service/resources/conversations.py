@@ -47,6 +47,7 @@ from distributed_state.programs.service.requests import (
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.fields import ItemChange, Live, owned
 from distributed_state.programs.service.resources.records import DIGEST, OnceOnly
+from distributed_state.programs.service.resources.usage import Count, TokensUsed
 from distributed_state.records import history, lifecycle, messages
 from distributed_state.records import messages as shown_messages
 from distributed_state.records.access import MESSAGES, MOVES, VERSION
@@ -57,6 +58,7 @@ from distributed_state.tiers.changes import Changes
 from distributed_state.values import as_text
 from distributed_state.values.items import name_of
 from distributed_state.values.model import MAX_PHASE, PHASE, Message, Scope
+from distributed_state.values.usage import MODEL_NAME
 
 _TURN_TTL = 10.0  # seconds for which the turn of a worker that died blocks others
 _Said = Callable[[shown_messages.Shown], list[dict[str, Any]]]
@@ -147,9 +149,11 @@ class Turn(Body):
     A request with a key is logged with `outcome`, by default the version and the phase. With the header
     If-None-Match the turn begins the conversation, which `user` owns; other turns take no `user`. `request_id`
     replaces the header Idempotency-Key for clients that cannot send it. `runs` are the tools and models that the client
-    ran for the turn, and `seconds` the time it took; the turn's version shows both among its times. With `revive` the
-    turn begins a deleted or expired conversation again. `inputs` are the numbers of the inputs that it served, and
-    `streamed` is how many chunks it streamed under the lease of the request.
+    ran for the turn, and `seconds` the time it took; the turn's version shows both among its times. `usage` has the
+    tokens of models, by their names, which the commit adds to the conversation's; with `usage_below` the turn is
+    refused unless those are fewer. With `revive` the turn begins a deleted or expired conversation again. `inputs` are
+    the numbers of the inputs that it served, and `streamed` is how many chunks it streamed under the lease of the
+    request.
     """
 
     request_id: str | None = None
@@ -169,6 +173,10 @@ class Turn(Body):
     seconds: float = Field(0.0, ge=0, le=1e9)
     inputs: list[Version] = Field(default_factory=list)
     streamed: Version = 0
+    usage: dict[Annotated[str, Field(min_length=1, max_length=MODEL_NAME)], TokensUsed] = Field(
+        default_factory=dict, max_length=50
+    )
+    usage_below: Count | None = None
 
     def apply(self, now: AsyncTurn) -> None:
         """Apply these changes to the turn."""
@@ -198,7 +206,7 @@ class Turned(Answer):
     outcome: Any
 
 
-_CHANGES = ("messages", "set", "bytes", "delete", "items", "tag", "untag", "event", "phase", "inputs")
+_CHANGES = ("messages", "set", "bytes", "delete", "items", "tag", "untag", "event", "phase", "inputs", "usage")
 
 
 async def turn(asked: Asked, given: Turn) -> Response:
@@ -220,13 +228,16 @@ async def turn(asked: Asked, given: Turn) -> Response:
     await records.puts(asked, context_of(session), put)
     if not begins:
         await records.comes_back(asked, context_of(session), revive=given.revive)
-    async with session.turn(request_id=key, wait=asked.limits.busy, ttl=_TURN_TTL, revive=given.revive) as now:
+    options = {"usage_below": given.usage_below, "revive": given.revive}
+    async with session.turn(request_id=key, wait=asked.limits.busy, ttl=_TURN_TTL, **options) as now:
         if not now.repeated:
             version = now.version
             wanted.check(version)
             if version == 0 and not begins:
                 raise NotFound(f"there is no conversation {session.id!r:.200}")
             now.reported(given.seconds, [TimedRun(each.kind, each.name, each.seconds) for each in given.runs])
+            for name, each in given.usage.items():
+                now.model(name).used(**each.model_dump())
             given.apply(now)
             # The turn holds the lease, so no other write comes between, and its commit is the next version.
             made = {"version": version + 1, "phase": now.phase, **noted}

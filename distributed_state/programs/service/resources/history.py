@@ -42,6 +42,7 @@ from distributed_state.programs.service.requests import (
 )
 from distributed_state.programs.service.resources import records
 from distributed_state.programs.service.resources.records import OnceOnly, Write
+from distributed_state.programs.service.resources.usage import UsageShown, usage_shown
 from distributed_state.records import history as past
 from distributed_state.records import restoring
 from distributed_state.records.access import VERSION
@@ -102,6 +103,7 @@ class VersionChange(Answer):
     tagged: list[list[str]]
     untagged: list[list[str]]
     times: Times | None
+    usage: UsageShown | None
     cleared: list[str] = Field(default_factory=list)
     kept: list[tuple[int, int | None]] | None = None
     restored: int | None = None
@@ -150,6 +152,7 @@ def _change(change: Change) -> dict[str, Any]:
         "tagged": change.tagged,
         "untagged": change.untagged,
         "times": times_shown(change.times),
+        "usage": usage_shown(change.usage),
         "cleared": change.cleared,
         "kept": change.kept,
         "restored": change.restored,
@@ -292,6 +295,7 @@ class Outline(Answer):
     restored: int | None
     size: int
     times: Times | None
+    usage: UsageShown | None
 
 
 class Timeline(Answer):
@@ -307,7 +311,7 @@ async def timeline(scope: Scope, asked: Asked, given: Below) -> Response:
     if not found and given.before is None:
         await records.look(record, False)  # NotFound, unless only its history is gone
     end = found[-1].version if found and found[-1].version > 1 else None
-    shown = [asdict(each) | {"times": times_shown(each.times)} for each in found]
+    shown = [asdict(each) | {"times": times_shown(each.times), "usage": usage_shown(each.usage)} for each in found]
     return answer({"versions": shown}, headers=requests.next_page(asked.request, end, "desc"))
 
 
