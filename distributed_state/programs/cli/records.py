@@ -160,6 +160,7 @@ def _what(change: distributed_state.results.Change) -> str:
     parts += [f"phase {change.phase}"] if change.phase else []
     parts += [f"label {change.label}"] if change.label else []
     parts += _took(change.times)
+    parts += [f"used {change.usage.tokens} tokens of {', '.join(change.usage.models)}"] if change.usage else []
     return "\n".join(plain(part if len(part) <= 100 else part[:97] + "...") for part in parts)
 
 

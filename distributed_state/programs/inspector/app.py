@@ -31,7 +31,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distributed_state.errors import InvalidValue
-from distributed_state.programs.inspector import conversation, schedules
+from distributed_state.programs.inspector import conversation, schedules, usage
 from distributed_state.programs.inspector.pages import (
     HEADERS,
     HELD,
@@ -345,6 +345,7 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("POST", _ONE + "/{what:change}", conversation.do),
     ("GET", "/questions", schedules.questions),
     ("GET", "/stuck", schedules.stuck),
+    ("GET", "/usage", usage.usage),
     ("GET", "/live", live),
     ("GET", _LEASE, ask_about_lease),
     ("POST", _LEASE, steer_lease),

@@ -54,13 +54,18 @@ async def read(request: Request, api: Api) -> Response:
     place, version, top = _place(request), _number(request, "version"), _number(request, "top")
     seen = {"version": version, "before": _number(request, "before"), "limit": _MESSAGES}
     below = {"before": None if top is None else top + 1, "limit": _VERSIONS}
-    state, waiting, plan, versions, checkpoints, branches = await asyncio.gather(
-        api.get(request, f"{place}/overview", seen),
-        _waiting(request, api, place),
-        schedules.plan_of(request, api),
-        _optional(api.get(request, f"{place}/timeline", below)),
-        _optional(api.get(request, f"{place}/checkpoints", {"order": "desc", "limit": _MARKS})),
-        _optional(api.get(request, f"{place}/branches")),
+    (state, waiting, plan), (used, versions, checkpoints, branches) = await asyncio.gather(
+        asyncio.gather(
+            api.get(request, f"{place}/overview", seen),
+            _waiting(request, api, place),
+            schedules.plan_of(request, api),
+        ),
+        asyncio.gather(
+            _optional(api.get(request, f"{place}/usage")),
+            _optional(api.get(request, f"{place}/timeline", below)),
+            _optional(api.get(request, f"{place}/checkpoints", {"order": "desc", "limit": _MARKS})),
+            _optional(api.get(request, f"{place}/branches")),
+        ),
     )
     now, found = state.json, [each.json if each else {} for each in (versions, checkpoints, branches)]
     rows, named = found[0].get("versions", []), found[1].get("checkpoints", [])[::-1]
@@ -73,7 +78,7 @@ async def read(request: Request, api: Api) -> Response:
         history=[each | {"what": _what(each)} for each in rows], below=_below(rows), checkpoints=named, branches=apart,
         drawn=line_of(now["newest"], named, apart, now["version"]),
         spent=spent(await _times(request, api, place, now["version"], rows)),
-        waiting=waiting, plan=plan,
+        waiting=waiting, plan=plan, used=used.json if used and used.json["calls"] else None,
     )  # fmt: skip
 
 

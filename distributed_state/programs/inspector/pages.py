@@ -280,8 +280,13 @@ def size(count: int) -> str:
     return f"{count} B"
 
 
+def count(number: int) -> str:
+    """A number with its thousands apart, as "1,234,567"."""
+    return f"{number:,}"
+
+
 _templates.filters |= {
-    "size": size, "moment": moment, "age": age, "since": since, "ahead": ahead, "took": took,
+    "size": size, "count": count, "moment": moment, "age": age, "since": since, "ahead": ahead, "took": took,
     "page": conversation_page, "digest": digest, "urlencode": quoted_query,
 }  # fmt: skip
 
