@@ -13,7 +13,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic_core import to_json, to_jsonable_python
 
@@ -274,6 +274,20 @@ def _as_json(value: Any) -> Any:
 # Streaming a run
 
 
+class Used(NamedTuple):
+    """The tokens of a model, as a framework reports them: a missing number is None, as is an unknown model."""
+
+    model: str | None
+    input_tokens: int | None
+    output_tokens: int | None
+    calls: int = 1
+
+
+def no_usage(event: Any) -> Iterable[Used]:
+    """The tokens that an event reports, of a framework that reports none."""
+    return ()
+
+
 class Shown:
     """Shows a run to the followers of a turn, which may be of either API."""
 
@@ -296,6 +310,14 @@ class Shown:
             except ValueError as error:  # it is too large, or contains itself
                 await self._send({"omitted": f"{error}"[:200]})
 
+    def note(self, used: Iterable[Used]) -> None:
+        """Count tokens with the turn, under the name "unknown" if the framework does not name the model."""
+        for model, read, written, calls in used:
+            if read or written:
+                self._turn.model(model or "unknown").used(
+                    input_tokens=read or 0, output_tokens=written or 0, calls=calls
+                )
+
     async def _send(self, chunk: Any) -> None:
         waiting = self._turn.stream(chunk)
         if waiting is not None:  # None in the blocking API
@@ -303,16 +325,27 @@ class Shown:
 
 
 class Streamed(Shown, Generic[T]):
-    """The events of a framework's run, for `for` and `async for`: each is streamed into a turn, and then returned."""
+    """The events of a framework's run, for `for` and `async for`: each is streamed into a turn, and then returned.
 
-    def __init__(self, turn: Any, events: Any, parts_of: Callable[[T], Iterable[Any]]) -> None:
+    `used_by` are the tokens that an event reports, which the turn counts.
+    """
+
+    def __init__(
+        self,
+        turn: Any,
+        events: Any,
+        parts_of: Callable[[T], Iterable[Any]],
+        used_by: Callable[[T], Iterable[Used]] = no_usage,
+    ) -> None:
         super().__init__(turn)
         self._events = events
         self._parts_of = parts_of
+        self._used_by = used_by
 
     def __iter__(self) -> Iterator[T]:
         for event in self._events:
             finish(self.show(self._parts_of(event)))
+            self.note(self._used_by(event))
             yield event
 
     async def __aiter__(self) -> AsyncIterator[T]:
@@ -320,4 +353,5 @@ class Streamed(Shown, Generic[T]):
         async with aclosing(self._events) as events:
             async for event in events:
                 await self.show(self._parts_of(event))
+                self.note(self._used_by(event))
                 yield event
