@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar, cast
 
 from distributed_state import AsyncLease, AsyncStateStore, Conflict, Deleted, StateStore
-from distributed_state.adapters.stores import Conversation, Streamed, lacking, named, open_store
+from distributed_state.adapters.stores import Conversation, Streamed, Used, lacking, named, open_store
 
 try:
     from agents.items import TResponseInputItem
@@ -266,9 +266,9 @@ def stream(turn: Any, result: RunResultStreaming) -> Streamed[StreamEvent]:
 
     Followers are shown deltas of the answer's text as str, other deltas of the model as JSON, an item of the run as
     `{"type": <the event's name>, "item": <raw item>}`, another agent as `{"type": "agent_updated", "agent": <name>}`.
-    If the iteration is ended early, so is the run.
+    If the iteration is ended early, so is the run. The turn counts the tokens of each response: see `turn.usage`.
     """
-    return Streamed(turn, _events(result), _shown)
+    return Streamed(turn, _events(result), _shown, _used)
 
 
 async def _events(result: RunResultStreaming) -> AsyncIterator[StreamEvent]:
@@ -292,6 +292,13 @@ def _shown(event: StreamEvent) -> Iterator[Any]:
         yield {"type": "agent_updated", "agent": event.new_agent.name}
     else:
         yield {"type": event.name, "item": event.item.raw_item}
+
+
+def _used(event: StreamEvent) -> Iterator[Used]:
+    if isinstance(event, RawResponsesStreamEvent) and event.data.type == "response.completed":
+        usage = event.data.response.usage
+        if usage is not None:
+            yield Used(event.data.response.model, usage.input_tokens, usage.output_tokens)
 
 
 # Cancellation
