@@ -33,7 +33,7 @@ from distributed_state import AsyncSession, AsyncStateStore, InvalidValue, Locke
 from distributed_state.adapters.langgraph import checkpoints
 from distributed_state.adapters.langgraph.recent import Addressed, Recent, Run
 from distributed_state.adapters.langgraph.threads import Thread, id_of, namespace_of, thread_of
-from distributed_state.adapters.stores import ASK, Opening, Streamed, ending, finish, open_store
+from distributed_state.adapters.stores import ASK, Opening, Streamed, Used, ending, finish, open_store
 
 _held: ContextVar[frozenset[str]] = ContextVar("distributed_state_langgraph_turns", default=frozenset())
 RunnableConfig = Any  # langchain_core's TypedDict; only "configurable" is read
@@ -389,8 +389,20 @@ def stream(turn: Any, parts: Any) -> Streamed[Any]:
     `parts` come from `graph.astream(..., version="v2")`, or from `graph.stream` in a blocking turn. Followers are shown
     the text of a model's messages as str; other messages, and what else a model's message has, as `{"type": "messages",
     "ns": [...], "node": ..., "data": <message>}`; parts of other modes as LangGraph yields them, with values as JSON.
+    The turn counts the tokens of a model's messages, which need the mode "messages": see `turn.usage`.
     """
-    return Streamed(turn, parts, _shown)
+    counted = set[str | None]()
+
+    def used(part: dict[str, Any]) -> Iterator[Used]:
+        message, metadata = part["data"] if part["type"] == "messages" else (None, {})
+        if isinstance(message, AIMessage) and message.usage_metadata:
+            # Several chunks of a message may report a part each.
+            usage, calls = message.usage_metadata, int(message.id not in counted)
+            counted.add(message.id)
+            model = message.response_metadata.get("model_name") or metadata.get("ls_model_name")
+            yield Used(model, usage["input_tokens"], usage["output_tokens"], calls)
+
+    return Streamed(turn, parts, _shown, used)
 
 
 def _shown(part: Any) -> Iterator[Any]:
