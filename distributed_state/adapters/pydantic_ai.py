@@ -26,7 +26,7 @@ from pydantic import TypeAdapter
 from pydantic_core import to_jsonable_python
 
 from distributed_state import ABSENT, AsyncSession, AsyncStateStore, Conflict, StateStore
-from distributed_state.adapters.stores import Streamed, infos_below, lacking, named, newest, open_store
+from distributed_state.adapters.stores import Streamed, Used, infos_below, lacking, named, newest, open_store
 
 try:
     from pydantic_ai import AgentStreamEvent, FunctionToolCallEvent, FunctionToolResultEvent
@@ -38,6 +38,7 @@ try:
     )
     from pydantic_ai.messages import (
         ModelMessagesTypeAdapter,
+        ModelResponse,
         PartDeltaEvent,
         PartStartEvent,
         TextPart,
@@ -235,9 +236,10 @@ def stream(turn: Any, events: AsyncIterator[Any]) -> Streamed[Any]:
             turn.outcome = answer.text
 
     Followers are shown the model's text as str, in its deltas. Calls and results of tools follow as JSON:
-    `{"event_kind": "function_tool_call", ...}`.
+    `{"event_kind": "function_tool_call", ...}`. When the run ends, the turn counts the tokens of its responses: see
+    `turn.usage`.
     """
-    return Streamed(turn, _closing(events), _shown)
+    return Streamed(turn, _closing(events), _shown, _used)
 
 
 async def _closing(events: AsyncIterator[Any]) -> AsyncIterator[Any]:
@@ -252,3 +254,10 @@ def _shown(event: AgentStreamEvent | AgentRunResultEvent[Any]) -> Iterator[Any]:
         yield event.delta.content_delta
     elif isinstance(event, FunctionToolCallEvent | FunctionToolResultEvent):
         yield event
+
+
+def _used(event: AgentStreamEvent | AgentRunResultEvent[Any]) -> Iterator[Used]:
+    if isinstance(event, AgentRunResultEvent):
+        for each in event.result.new_messages():
+            if isinstance(each, ModelResponse):
+                yield Used(each.model_name, each.usage.input_tokens, each.usage.output_tokens)
