@@ -49,7 +49,7 @@ from distributed_state import (
     InvalidValue,
     StateStore,
 )
-from distributed_state.adapters.stores import Streamed, joined, newest, open_store, parted, sessions_below
+from distributed_state.adapters.stores import Streamed, Used, joined, newest, open_store, parted, sessions_below
 
 UPDATED = "adk:updated"
 REVISION = "adk:revision"
@@ -492,7 +492,8 @@ def stream(turn: Any, events: AsyncIterator[Event]) -> Streamed[Event]:
             turn.outcome = answer.text
 
     Followers are shown the agents' texts as str, each once: with `StreamingMode.SSE` the deltas, otherwise whole texts.
-    Each event that is more than a delta of text follows as ADK's own JSON.
+    Each event that is more than a delta of text follows as ADK's own JSON. The turn counts the tokens that events
+    report: see `turn.usage`.
     """
     streaming = False  # whether the text of the next whole event was shown by its deltas
 
@@ -507,7 +508,14 @@ def stream(turn: Any, events: AsyncIterator[Event]) -> Streamed[Event]:
         if event.author != _USER_AUTHOR:
             streaming = bool(event.partial) and (streaming or bool(texts))
 
-    return Streamed(turn, events, shown)
+    return Streamed(turn, events, shown, _used)
+
+
+def _used(event: Event) -> Iterator[Used]:
+    usage = event.usage_metadata
+    if usage is not None and not event.partial:  # a delta repeats the numbers of its whole event
+        written = (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0)
+        yield Used(event.model_version, usage.prompt_token_count, written)
 
 
 # Services by URI, for ADK's command line and web server
