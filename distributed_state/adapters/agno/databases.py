@@ -19,7 +19,7 @@ from agno.run.team import TeamRunEvent
 
 from distributed_state import AsyncSession, AsyncStateStore, Session, StateStore
 from distributed_state.adapters.agno.records import NeedsOthers, Records, joined
-from distributed_state.adapters.stores import Streamed, finish, open_store
+from distributed_state.adapters.stores import Streamed, Used, finish, open_store
 
 try:
     from agno.run.background import _background_tasks
@@ -145,6 +145,7 @@ class AsyncDistributedDb(_Async):  # type: ignore[misc] # the base is created ab
 # Streaming a run
 
 _CONTENT = (RunEvent.run_content.value, TeamRunEvent.run_content.value)
+_COMPLETED = (RunEvent.run_completed.value, TeamRunEvent.run_completed.value)
 
 
 def stream(turn: Any, events: Any) -> Streamed[Any]:
@@ -160,9 +161,9 @@ def stream(turn: Any, events: Any) -> Streamed[Any]:
             turn.outcome = answer.text
 
     Followers are shown deltas of the answer as str, and other events, also those of a team's members, as Agno's JSON.
-    In a blocking turn, `events` come from `agent.run`.
+    In a blocking turn, `events` come from `agent.run`. The turn counts the tokens of completed runs: see `turn.usage`.
     """
-    return Streamed(turn, _stored(events) if hasattr(events, "__aiter__") else events, _shown)
+    return Streamed(turn, _stored(events) if hasattr(events, "__aiter__") else events, _shown, _used)
 
 
 async def _stored(events: Any) -> AsyncIterator[Any]:
@@ -183,3 +184,11 @@ def _shown(event: Any) -> Iterator[Any]:
     content = getattr(event, "content", None)
     is_delta = getattr(event, "event", "") in _CONTENT and isinstance(content, str) and not event.parent_run_id
     yield content if is_delta else event.to_dict()
+
+
+def _used(event: Any) -> Iterator[Used]:
+    metrics = getattr(event, "metrics", None)
+    if getattr(event, "event", "") in _COMPLETED and metrics is not None:
+        models = [each for some in (metrics.details or {}).values() for each in some]
+        for each in models or [metrics]:
+            yield Used(getattr(each, "id", None), each.input_tokens, each.output_tokens)
