@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from distributed_state import ABSENT, PRESENT, AsyncSession, AsyncStateStore, Conflict, StateStore
-from distributed_state.adapters.stores import Streamed, difference, dumped, finish, lacking, named, open_store
+from distributed_state.adapters.stores import Streamed, Used, difference, dumped, finish, lacking, named, open_store
 
 try:
     from strands.multiagent import MultiAgentBase
@@ -337,9 +337,20 @@ def stream(turn: Any, events: AsyncIterator[Any]) -> Streamed[Any]:
 
     Followers are shown deltas of the answer's text as str, other deltas of the model as `{"type": "delta", "delta":
     ...}`, and a complete message as `{"type": "message", "message": ...}`. If the iteration is ended early, so is the
-    run.
+    run. The turn counts the tokens of each answer of the model: see `turn.usage`.
     """
-    return Streamed(turn, events, _shown_of)
+    model: str | None = None
+
+    def used(event: dict[str, Any]) -> Iterator[Used]:
+        nonlocal model
+        if "agent" in event:
+            model = (event["agent"].model.get_config() or {}).get("model_id")
+        metadata = event["event"].get("metadata") if isinstance(event.get("event"), dict) else None
+        if metadata and "usage" in metadata:
+            usage = metadata["usage"]
+            yield Used(model, usage["inputTokens"], usage["outputTokens"])
+
+    return Streamed(turn, events, _shown_of, used)
 
 
 def _shown_of(event: dict[str, Any]) -> Iterator[Any]:
