@@ -33,6 +33,7 @@ from distributed_state import (
 )
 from distributed_state.adapters.stores import (
     Streamed,
+    Used,
     every,
     infos_below,
     joined,
@@ -321,6 +322,10 @@ def _entry(stored: Entry) -> Entry:
 # Streaming a run
 
 
+# Anthropic counts tokens that it read from its cache, or wrote there, apart from the others.
+_INPUT = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+
+
 def stream(turn: Any, messages: AsyncIterator[Message]) -> Streamed[Message]:
     """Stream the messages of a run into a turn; iterate over the return value, which yields the same messages.
 
@@ -334,7 +339,8 @@ def stream(turn: Any, messages: AsyncIterator[Message]) -> Streamed[Message]:
 
     Followers are shown the agent's texts as str, each once: with `include_partial_messages` the deltas, otherwise whole
     texts. An answer with more than text, a tool's result and the run's result follow as JSON: `{"type":
-    "AssistantMessage", "content": [...], ...}`. Texts of subagents are not shown by themselves.
+    "AssistantMessage", "content": [...], ...}`. Texts of subagents are not shown by themselves. The turn counts the
+    tokens of each result, all under the model that answered: see `turn.usage`.
     """
     streaming = False  # whether the text of the next whole message was shown by its deltas
 
@@ -354,7 +360,17 @@ def stream(turn: Any, messages: AsyncIterator[Message]) -> Streamed[Message]:
         elif isinstance(message, AssistantMessage | UserMessage | ResultMessage):
             yield _named(message)
 
-    return Streamed(turn, messages, shown)
+    model: str | None = None
+
+    def used(message: Message) -> Iterator[Used]:
+        nonlocal model
+        if isinstance(message, AssistantMessage) and message.parent_tool_use_id is None:
+            model = message.model
+        elif isinstance(message, ResultMessage) and message.usage:
+            usage = message.usage
+            yield Used(model, sum(usage.get(name) or 0 for name in _INPUT), usage.get("output_tokens"))
+
+    return Streamed(turn, messages, shown, used)
 
 
 def _named(message: Message) -> dict[str, Any]:
