@@ -30,7 +30,7 @@ from distributed_state import (
     PutItem,
     StateStore,
 )
-from distributed_state.adapters.stores import Conversation, Streamed, every, lacking, named, open_store
+from distributed_state.adapters.stores import Conversation, Streamed, Used, every, lacking, named, open_store
 
 try:
     from agent_framework import (
@@ -379,9 +379,10 @@ def stream(turn: Any, run: ResponseStream[Any, Any]) -> Streamed[Any]:
             turn.outcome = answer.text
 
     Followers are shown the text of an agent's updates as str, other contents as the framework's JSON, and events of a
-    workflow as `{"type": ..., "executor": ..., "data": ...}`. If the iteration is ended early, so is the run.
+    workflow as `{"type": ..., "executor": ..., "data": ...}`. If the iteration is ended early, so is the run. The turn
+    counts the tokens that updates report: see `turn.usage`.
     """
-    return Streamed(turn, _updates(run), _shown)
+    return Streamed(turn, _updates(run), _shown, _used)
 
 
 async def _updates(run: ResponseStream[Any, Any]) -> AsyncIterator[Any]:
@@ -400,3 +401,15 @@ def _shown(update: Any) -> Iterator[Any]:
         return
     data = update.data.to_dict() if hasattr(update.data, "to_dict") else update.data
     yield {"type": update.type, "executor": update.executor_id, "data": data}
+
+
+def _used(update: Any) -> Iterator[Used]:
+    if not isinstance(update, AgentResponseUpdate):
+        if isinstance(update.data, AgentResponseUpdate):
+            yield from _used(update.data)
+        return
+    for content in update.contents:
+        if content.type == "usage" and content.usage_details:
+            usage = content.usage_details
+            model = getattr(update.raw_representation, "model", None)
+            yield Used(model, usage.get("input_token_count"), usage.get("output_token_count"))
