@@ -5,17 +5,18 @@ Law: a method is one read or one commit, and a message reads back equal to the a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from distributed_state import AsyncStateStore, AsyncTurn, InvalidValue, StateStore, Turn
-from distributed_state.adapters.stores import Conversation, Shown, finish, lacking, named, open_store
+from distributed_state.adapters.stores import Conversation, Shown, Used, finish, lacking, named, open_store
 from distributed_state.formats import from_langchain, to_langchain
 
 try:
     from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackHandler
     from langchain_core.chat_history import BaseChatMessageHistory
-    from langchain_core.messages import BaseMessage, ToolMessage, message_to_dict, messages_from_dict
+    from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, message_to_dict, messages_from_dict
+    from langchain_core.outputs import LLMResult
 except ImportError as error:
     raise lacking("langchain", error) from error
 
@@ -119,6 +120,9 @@ class _Handler(Shown, BaseCallbackHandler):
     def on_llm_new_token(self, token: Any, **more: Any) -> None:
         finish(self.show(_texts(token)))
 
+    def on_llm_end(self, response: LLMResult, **more: Any) -> None:
+        self.note(_used(response))
+
     def on_tool_start(self, serialized: Any, input_str: str, **more: Any) -> None:
         finish(self.show([_start(serialized, input_str, more)]))
 
@@ -135,6 +139,9 @@ class _AsyncHandler(Shown, AsyncCallbackHandler):
 
     async def on_llm_new_token(self, token: Any, **more: Any) -> None:
         await self.show(_texts(token))
+
+    async def on_llm_end(self, response: LLMResult, **more: Any) -> None:
+        self.note(_used(response))
 
     async def on_tool_start(self, serialized: Any, input_str: str, **more: Any) -> None:
         await self.show([_start(serialized, input_str, more)])
@@ -158,9 +165,16 @@ def stream(turn: AsyncTurn | Turn) -> _AsyncHandler | _Handler:
 
     Followers are shown tokens as str, the call of a tool as `{"type": "on_tool_start", "run_id": ..., "name": ...,
     "input": ...}`, and its end as `{"type": "on_tool_end", "run_id": ..., "output": ...}`, or `"on_tool_error"` with an
-    `"error"`.
+    `"error"`. The turn counts the tokens of each answer of a model: see `turn.usage`.
     """
     return _AsyncHandler(turn) if isinstance(turn, AsyncTurn) else _Handler(turn)
+
+
+def _used(response: LLMResult) -> Iterator[Used]:
+    for message in (getattr(each, "message", None) for some in response.generations for each in some):
+        if isinstance(message, AIMessage) and message.usage_metadata:
+            usage = message.usage_metadata
+            yield Used(message.response_metadata.get("model_name"), usage["input_tokens"], usage["output_tokens"])
 
 
 def _texts(token: Any) -> list[str]:
