@@ -28,6 +28,7 @@ from distributed_state.conversation.session import AsyncSession
 from distributed_state.conversation.turn import HandledTurn
 from distributed_state.conversation.workflow import Workflow
 from distributed_state.errors import (
+    Backpressure,
     Deleted,
     DurabilityUnknown,
     Fenced,
@@ -395,7 +396,7 @@ class SessionWorker:
                 await self._drop(taken, session, turn.begun, turn.taken or visible)
             elif not isinstance(error, Exception):
                 raise
-            elif (turn.lost and not turn.overdue) or isinstance(error, Unavailable | DurabilityUnknown):
+            elif (turn.lost and not turn.overdue) or _passes(error):
                 about = taken.keys.ref.text
                 log.info("%s is served later: %s", about[:200], error, extra=log_fields(about))
             else:
@@ -561,6 +562,11 @@ def looked_at(waiting: list[Place], full: Set[Place], free: int) -> list[Place]:
 def _awaits(serves: Any) -> bool:
     called = getattr(serves, "__call__", None)  # noqa: B004 - whether it is a coroutine function
     return inspect.iscoroutinefunction(serves) or inspect.iscoroutinefunction(called)
+
+
+def _passes(error: BaseException) -> bool:
+    """Whether a server is away. Not if an inbox is full: if the journal is, the failure is refused, too."""
+    return isinstance(error, Unavailable | DurabilityUnknown) and not isinstance(error, Backpressure)
 
 
 def _level(error: StateError) -> int:

@@ -748,6 +748,21 @@ async def test_the_wakes_of_turns_have_a_bound(opener: Any) -> None:
     assert len(await session.wakes()) == 6
 
 
+async def test_a_handler_that_overfills_the_inbox_has_failed(opener: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch)
+    store = await opener(inbox_limit=2)
+
+    def greedy(turn: Any) -> None:
+        turn.take()
+        for number in range(10):
+            turn.wake("x", after=60, name=str(number))
+
+    async with working(store, {"a": greedy}, max_attempts=2):
+        await store.session("s").post(said("1"), handler="a")
+        await until(lambda: (schedule(store, "s") or Schedule("a")).stuck)
+    assert [each.message.content for each in await store.session("s").inbox()] == ["1"]
+
+
 @pytest.mark.unit
 def test_bad_handlers_and_plans_are_refused() -> None:
     handlers = work.Handlers()
