@@ -97,6 +97,10 @@ class JobStopped(BaseException):
     """Ends a background thread at its next sleep, as cancellation ends a task."""
 
 
+ENDINGS = (JobStopped, asyncio.CancelledError, GeneratorExit, KeyboardInterrupt)
+"""These end a job or the program. Any other error is one of the code that raises it."""
+
+
 def here() -> bool:
     """Whether the caller runs in a `BlockingJob`'s thread."""
     return _here.job is not None

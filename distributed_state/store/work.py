@@ -40,6 +40,7 @@ from distributed_state.errors import (
 )
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import Job
+from distributed_state.port.background import ENDINGS
 from distributed_state.records.context import context_of
 from distributed_state.results import Input
 from distributed_state.store.due_sets import DueSets, Place, filled
@@ -436,8 +437,11 @@ class SessionWorker:
                 if not self._port.suspends:
                     raise InvalidValue(f"handler {name!r} returned {result!r:.80}, for asyncio only")
                 result = await self._port.complete(result)
-        except SystemExit as error:
-            raise RuntimeError(f"handler {name!r} ended the program") from error
+        except BaseException as error:
+            if isinstance(error, (Exception, *ENDINGS)):
+                raise
+            # SystemExit, or for example PanicException of a library in Rust.
+            raise RuntimeError(f"handler {name!r} raised {type(error).__name__}") from error
         return result
 
     def _failure(self, failed: int) -> bytes:

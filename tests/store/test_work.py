@@ -514,8 +514,14 @@ async def other_deleted(store: Any) -> None:
     await store.delete("other")
 
 
+class Panic(BaseException):
+    """As libraries in Rust raise it."""
+
+
 @pytest.mark.only(api="asyncio")
-@pytest.mark.parametrize("kind", ["Deleted", "LockTimeout", "Fenced", "CancelledError", "Stopped", "SystemExit"])
+@pytest.mark.parametrize(
+    "kind", ["Deleted", "LockTimeout", "Fenced", "CancelledError", "Stopped", "SystemExit", "Panic"]
+)
 async def test_an_error_of_the_handler_itself_counts_as_its_failure(
     store: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -533,6 +539,8 @@ async def test_an_error_of_the_handler_itself_counts_as_its_failure(
             raise asyncio.CancelledError
         if kind == "SystemExit":
             raise SystemExit
+        if kind == "Panic":
+            raise Panic
         raise {"LockTimeout": LockTimeout, "Fenced": Fenced, "Stopped": Stopped}[kind]("of something else")
 
     async with working(store, {"a": fail}, max_attempts=3):
