@@ -385,8 +385,9 @@ class SessionWorker:
                 if schedule is None or schedule.handler != taken.handler or schedule.due is None:
                     await self._send(taken, None)
                     return
-                if schedule.due > self._now_ms() + _SOON_MS:
-                    await self._send(taken, schedule.due)  # it was found too early: see fill.lua
+                if schedule.due > self._now_ms() + inbox.AHEAD * 1000:
+                    # Found too early: see fill.lua. Or our clock is late, and the turn does not see the wake yet.
+                    await self._send(taken, schedule.due)
                     return
                 if visible:
                     await self._call(taken.handler, turn)

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from below import evict, keys_of, redis_of, said, tiers, until
+from below import evict, keys_of, later, redis_of, said, tiers, until
 from scraping import Scrape
 from sync_api import core
 from working import answering, answers, due_set, quick, retried, schedule, working
@@ -379,6 +379,17 @@ async def test_a_session_that_somebody_holds_is_served_afterwards(store: Any) ->
             assert seen == []
             turn["n"] = 1
         await until(lambda: seen == ["1"])
+
+
+async def test_a_worker_whose_clock_is_late_writes_nothing_until_it_sees_the_wake(store: Any) -> None:
+    seen: list[Any] = []
+    session = store.session("s")
+    async with working(store, {"a": answering(seen)}):
+        await session.wake("w", after=1, handler="a")
+        later(store, -0.7)  # as if another server of the cluster were behind
+        await until(lambda: seen == ["w"], 30.0)
+    with redis_of(store) as redis:
+        assert redis.hget(keys_of(store, "s").record, "#v") == b"2"
 
 
 async def test_an_ordinary_turn_that_takes_the_inputs_leaves_nothing_to_do(store: Any) -> None:
