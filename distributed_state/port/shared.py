@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 import weakref
@@ -252,7 +253,7 @@ class LoopJob:
         self._name = name
         self._loop = loop
         self._ended = SharedSignal()
-        self._asked = False
+        self._until = math.inf  # when `stop` stops waiting, after it asked the task to end
         self._task = loop.create_task(self._run(job), name=name)
         self._task.add_done_callback(lambda _: self._ended.set())
 
@@ -264,8 +265,8 @@ class LoopJob:
 
     def ask(self) -> None:
         """Cancel the task, once."""
-        asked, self._asked = self._asked, True
-        if not asked:
+        if self._until == math.inf:
+            self._until = time.monotonic() + JOINED
             with suppress(RuntimeError):  # its loop is closed
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
@@ -275,4 +276,4 @@ class LoopJob:
         if bodies.held_up() is self._loop or not self._loop.is_running():
             return
         if bodies.loop() is not self._loop or asyncio.current_task() is not self._task:
-            await self._ended.wait(JOINED)
+            await self._ended.wait(max(0.0, self._until - time.monotonic()))

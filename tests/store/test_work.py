@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from sync_api import core
 from working import answering, answers, due_set, quick, retried, schedule, working
 
 from distributed_state import Backpressure, Conflict, Fenced, InvalidValue, LockTimeout, NotFound, Stopped
+from distributed_state.port import shared
 from distributed_state.results import StopResult
 from distributed_state.store import due_sets, watch, work
 from distributed_state.values.schedule import Schedule
@@ -480,6 +482,31 @@ async def test_a_worker_that_ends_finishes_its_turns_and_hands_back_the_rest(sto
     waiting = [due for number in range(3) for due in due_set(store, f"s{number}").values()]
     assert len({*waiting}) <= 3
     assert all(due <= now + 1000 for due in waiting)
+
+
+@pytest.mark.only(api="asyncio")
+async def test_turns_that_ignore_their_end_delay_that_of_the_worker_together(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "JOINED", 3.0)
+    began, go = 0, asyncio.Event()
+
+    async def stubborn(turn: Any) -> None:
+        nonlocal began
+        turn.take()
+        began += 1
+        while not go.is_set():
+            with suppress(asyncio.CancelledError):
+                await go.wait()
+
+    async with working(store, {"a": stubborn}, shutdown_timeout=0.1):
+        for number in range(5):
+            await store.session(f"s{number}").post(said("x"), handler="a")
+        await until(lambda: began == 5)
+        asked = time.monotonic()
+    took = time.monotonic() - asked
+    go.set()
+    assert took < 10
 
 
 @pytest.mark.only(warm="real")
