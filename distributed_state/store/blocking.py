@@ -1010,7 +1010,7 @@ class StateStore:
         `store.handler("trip", workflow)` takes a Workflow, too: an input begins a task or is given to the one that is
         under way, and workers do its steps, each in a turn, until the task has ended or waits.
 
-        Raises InvalidValue if the store has another handler of this name.
+        Raises InvalidValue if the store has another handler of this name, or works already without this one.
         """
         return self._core.handler(name, serves)
 

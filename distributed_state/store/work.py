@@ -101,10 +101,12 @@ class Handlers(dict[str, Serves]):
     _stopped = False  # before the first call of `work`
 
     def add(self, name: str, serves: Serves) -> None:
-        """Add a handler. Raises InvalidValue if there is another one of this name."""
+        """Add a handler. Raises InvalidValue if there is another one of this name, or if the store works already."""
         if not callable(serves) and not isinstance(serves, Workflow):
             raise InvalidValue(f"a handler is a function that takes a turn, or a Workflow, not {serves!r:.80}")
-        if self.setdefault(checked_handler(name), serves) is not serves:
+        if checked_handler(name) not in self and self.working is not None:
+            raise InvalidValue(f"this store works already, without handler {name!r}: add it before `work`")
+        if self.setdefault(name, serves) is not serves:
             raise InvalidValue(f"there is a handler {name!r} already")
 
     async def work(self, worker: SessionWorker) -> None:

@@ -603,7 +603,10 @@ async def test_a_function_that_returns_a_coroutine_is_awaited(store: Any) -> Non
 
 async def test_a_store_works_once_at_a_time(store: Any) -> None:
     async with working(store, {"a": print}):
-        with pytest.raises(InvalidValue, match="works already"):
+        store.handler("a", print)
+        with pytest.raises(InvalidValue, match="works already, without handler 'b'"):
+            store.handler("b", print)
+        with pytest.raises(InvalidValue, match="works already:"):
             await store.work()
     async with working(store, {"a": print}):
         pass
