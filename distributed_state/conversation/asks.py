@@ -22,6 +22,7 @@ from distributed_state.values import chance, codec
 
 PHASE = "waiting_feedback"
 FIELD = "ask."
+_WAKE = "ask "
 _MOST = 10  # open questions of a session that are listed
 _BYTES = 16 * 1024  # of a question with its data
 _ANSWERS = "answers"  # in an answer's metadata: the name of the question
@@ -37,7 +38,7 @@ def field_of(name: str) -> str:
 
 def wake_of(name: str) -> str:
     """The name of the wake at which a question expires."""
-    return f"ask {name}"
+    return _WAKE + name
 
 
 def opened(question: str, data: Any, now: float, expires: float | None) -> dict[str, Any]:
@@ -54,8 +55,20 @@ def closed(inputs: Iterable[Input], fields: Mapping[str, Any]) -> set[str]:
     """The names of the open questions that these inputs answer, or whose time is over with them."""
     requests = {each.request_id for each in inputs}
     over = {each.wake for each in inputs}
-    kept = {key.removeprefix(FIELD): fields[key] for key in fields if key.startswith(FIELD)}
-    return {name for name, ask in kept.items() if _request_of(ask) in requests or wake_of(name) in over}
+    return {name for name, ask in _kept(fields) if _request_of(ask) in requests or wake_of(name) in over}
+
+
+def late(inputs: Iterable[Input], fields: Mapping[str, Any]) -> set[str]:
+    """The wakes among these inputs at which questions expire that others of them answer."""
+    over = {each.wake for each in inputs if each.wake is not None and each.wake.startswith(_WAKE)}
+    if not over:
+        return set()
+    requests = {each.request_id for each in inputs}
+    return {wake for name, ask in _kept(fields) if (wake := wake_of(name)) in over and _request_of(ask) in requests}
+
+
+def _kept(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    return [(key.removeprefix(FIELD), fields[key]) for key in fields if key.startswith(FIELD)]
 
 
 def _request_of(ask: Any) -> str:

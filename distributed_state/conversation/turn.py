@@ -213,7 +213,8 @@ class AsyncTurn(Transaction):
         if self._inputs is None:
             self._inputs = inbox.waiting(self._workspace.entry, self._tiers.clock.now())
         taken = {each.number for each in self._taken}
-        return tuple(each for each in self._inputs if each.number not in taken)
+        late = asks.late(self._inputs, self)
+        return tuple(each for each in self._inputs if each.number not in taken and each.wake not in late)
 
     def take(self, *numbers: int) -> tuple[Input, ...]:
         """Take the inputs of `inbox`, or those with these numbers: this turn serves them, and its commit removes them.

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from below import said, until
+from below import later, said, until
 from working import due_set, schedule, working
 
 from distributed_state import InvalidValue, NotFound
@@ -129,6 +129,20 @@ async def test_a_question_that_expires_arrives_as_a_wake_and_is_closed(store: An
     with pytest.raises(InvalidValue, match="at most 16384 bytes"):
         async with session.turn() as turn:
             turn.ask("?", data="x" * 17_000)
+
+
+async def test_an_answer_before_the_expiry_comes_without_it(store: Any) -> None:
+    session = store.session("s")
+    async with session.turn() as turn:
+        turn.ask("Well?", name="q", expires=3600)
+        turn.ask("Else?", name="other", expires=3600)
+    assert await session.answer("yes", "q")
+    later(store, 3601)  # no turn has taken the answer in time
+    async with session.turn() as turn:
+        assert [each.wake for each in turn.inbox] == ["ask other", None]
+        assert [each.message.content for each in turn.take()] == ["Else?", "yes"]
+        turn.move_to("done")
+    assert await session.inbox() == await session.wakes() == []
 
 
 async def test_a_session_with_many_questions_hides_no_others(store: Any) -> None:
