@@ -97,6 +97,7 @@ class AsyncTurn(Transaction):
 
     _inputs: Sequence[Input] | None = None  # None: those of the entry
     _taken: tuple[Input, ...] = ()
+    _outdated: tuple[Input, ...] = ()  # wakes at which questions would expire that this turn asks again
     _wakes: Mapping[str, inbox.Later] = MappingProxyType({})
     _mode = b""  # how the commit changes the schedule of a session with a handler: see schedule.lua
 
@@ -212,7 +213,7 @@ class AsyncTurn(Transaction):
         self._context.allow("read", MESSAGES)
         if self._inputs is None:
             self._inputs = inbox.waiting(self._workspace.entry, self._tiers.clock.now())
-        taken = {each.number for each in self._taken}
+        taken = {each.number for each in (*self._taken, *self._outdated)}
         late = asks.late(self._inputs, self)
         return tuple(each for each in self._inputs if each.number not in taken and each.wake not in late)
 
@@ -266,8 +267,11 @@ class AsyncTurn(Transaction):
         field = asks.field_of(name)
         self[field] = asks.opened(question, data, self._tiers.clock.now(), expires)
         self.move_to(asks.PHASE)
+        wake = asks.wake_of(name)
+        self._wakes = {key: each for key, each in self._wakes.items() if key != wake}
+        self._outdated += tuple(each for each in inbox.wakes(self._workspace.entry) if each.wake == wake)
         if expires is not None:
-            self.wake(question, after=expires, name=asks.wake_of(name))
+            self.wake(question, after=expires, name=wake)
 
     async def arrived(self) -> tuple[Input, ...]:
         """Look for inputs that were posted since the turn began or looked last, and add them to `inbox`.
@@ -593,10 +597,12 @@ class AsyncTurn(Transaction):
             kept = [begun.version, self._outcome, self.request_id, effect]
             most = context.store.settings.remembered_requests
             request_log.add(most, self._workspace.changes, begun, self._request, kept)
-        if self._taken or self._wakes:
+        taken = {each.number: each for each in (*self._taken, *self._outdated)}
+        if taken or self._wakes:
             most = context.store.settings.remembered_requests
             await self._tiers.clock.know()
-            inbox.take(self._workspace.changes, begun, self._taken, self._wakes, most, self._tiers.clock.now())
+            now = self._tiers.clock.now()
+            inbox.take(self._workspace.changes, begun, taken.values(), self._wakes, most, now)
         for name, stored in counted(begun.fields, self._spent):
             self._workspace.changes.reserved(name, stored)
         changes = self._workspace.end()

@@ -145,6 +145,18 @@ async def test_an_answer_before_the_expiry_comes_without_it(store: Any) -> None:
     assert await session.inbox() == await session.wakes() == []
 
 
+async def test_the_expiry_of_a_question_does_not_end_the_next_one_of_its_name(store: Any) -> None:
+    session = store.session("s")
+    async with session.turn() as turn:
+        turn.ask("Oslo?", name="q", expires=0)
+    async with session.turn() as turn:
+        turn.ask("Bergen?", name="q", expires=3600)
+        turn.ask("Bergen?", name="q")
+        assert turn.take() == ()
+    assert await session.inbox() == await session.wakes() == []
+    assert [each.question for each in await store.asks(fresh=True)] == ["Bergen?"]
+
+
 async def test_a_session_with_many_questions_hides_no_others(store: Any) -> None:
     for id in ("many", "s"):
         async with store.session(id).turn() as turn:
