@@ -29,7 +29,7 @@ ALL = sorted(
 EXPECTED = {
     "Unauthenticated": 401, "NotPermitted": 503, "ConfigurationError": 501,
     "AccessDenied": 403, "NotFound": 404, "Conflict": 409, "InvalidTransition": 409, "Interrupted": 409,
-    "Stopped": 409,
+    "Stopped": 409, "UsageExceeded": 409,
     "Deleted": 410, "TooLarge": 413, "InvalidValue": 422, "Locked": 423, "LockTimeout": 423, "Backpressure": 503,
     "Fenced": 503, "Unavailable": 503, "WarmUnavailable": 503, "ColdUnavailable": 503,
     "UnknownOperation": 503, "RecoveryInProgress": 503, "DurabilityUnknown": 503,

@@ -23,7 +23,7 @@ def used(calls: int, read: int, written: int) -> dict[str, int]:
 
 
 async def test_a_turn_brings_its_tokens_which_the_conversation_adds_up() -> None:
-    async with serving() as (_, _served, writer):
+    async with serving() as (_, service, writer):
         assert await writer.ask("GET", ONE + "/usage") == NONE
         body = {"set": {"n": 1}, "usage": {"gpt-5": used(2, 812, 90), "mini": {"input_tokens": 5}}, "request_id": "r"}
         for repeated in (False, True):
@@ -32,6 +32,9 @@ async def test_a_turn_brings_its_tokens_which_the_conversation_adds_up() -> None
         await writer.ask("POST", ONE + "/turns", json={"usage": {"mini": {"output_tokens": 1}}})
         sums = {"gpt-5": used(2, 812, 90), "mini": used(2, 5, 1)}
         assert await writer.ask("GET", ONE + "/usage") == used(4, 817, 91) | {"models": sums}
+        authorized = {"Authorization": f"Bearer {writer.token}"}
+        known = await service.http.get(ONE + "/usage", headers=authorized | {"If-None-Match": '"3"'})
+        assert known.status_code == 304
         versions = (await writer.ask("GET", ONE + "/versions"))["versions"]
         assert [each["usage"] and each["usage"]["calls"] for each in versions] == [None, 3, 1]
         timeline = (await writer.ask("GET", ONE + "/timeline"))["versions"]

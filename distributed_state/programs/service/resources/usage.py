@@ -14,8 +14,9 @@ from starlette.responses import Response
 from distributed_state.programs.service.answers import answer
 from distributed_state.programs.service.requests import Answer, Asked, Body, Id, Query
 from distributed_state.programs.service.resources import records
+from distributed_state.records.access import VERSION
 from distributed_state.results import Usage
-from distributed_state.values.usage import MOST_TOKENS
+from distributed_state.values.usage import MOST_TOKENS, used
 
 Count = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 
@@ -60,8 +61,9 @@ def usage_shown(usage: Usage | None) -> dict[str, Any] | None:
 async def of_conversation(asked: Asked) -> Response:
     """The tokens that a conversation's models have used so far."""
     session = records.handle(asked, "session")
-    entry = await records.look(session, True)
-    return answer(usage_shown(await session.usage()), version=entry.version)
+    entry = await records.look(session, True, VERSION)
+    known = records.not_modified(asked.request, entry)
+    return known or answer(usage_shown(Usage.of(used(entry.fields))), version=entry.version)
 
 
 class Since(Query):
@@ -80,5 +82,6 @@ async def of_all(asked: Asked, given: Since) -> Response:
     if given.user is not None:
         records.within(asked, given.user)
     prefix = records.narrowed(asked, None)
-    used = await asked.store.usage(user=given.user, prefix=prefix, since=given.since, fresh=given.fresh)
-    return answer({**(usage_shown(used) or {}), "days": {day: usage_shown(each) for day, each in used.days.items()}})
+    found = await asked.store.usage(user=given.user, prefix=prefix, since=given.since, fresh=given.fresh)
+    days = {day: usage_shown(each) for day, each in found.days.items()}
+    return answer({**(usage_shown(found) or {}), "days": days})
