@@ -166,6 +166,7 @@ def _message(stored: dict[str, Any]) -> Message | None:
 # Sessions
 
 _ID, _SERVICE, _STATE = f"{_KEY}/session_id", f"{_KEY}/service_session_id", f"{_KEY}/state/"
+_ABSENT = 1000  # ids of sessions that were not there when they were read, and may be begun
 _READ_AS = "_distributed_state_read_as"  # an attribute of a session object; its to_dict leaves it out
 
 
@@ -184,7 +185,8 @@ with warnings.catch_warnings():
 
         Each entry of a session's state is a field of `store.session(prefix + session_id)`. Saving a session that was
         read here writes only the entries that changed since, so two workers do not undo each other's changes; the last
-        write of an entry wins. A session that was not read replaces the stored one. `owner` and `options` are as for
+        write of an entry wins. So does saving one that was not there when this store read it: another worker may have
+        begun it meanwhile. A session that was not read at all replaces the stored one. `owner` and `options` are as for
         DistributedHistoryProvider. Keep messages with that: InMemoryHistoryProvider keeps all of them in one entry.
         """
 
@@ -197,13 +199,18 @@ with warnings.catch_warnings():
             **options: Any,
         ) -> None:
             self._distributed = _Sessions(store, prefix, owner, options)
+            self._absent: dict[str, None] = {}  # the last ones that were read and not there
 
         async def get(self, session_id: str) -> AgentSession | None:
             """Read a session from the server, None if there is none."""
             self.validate_session_id(session_id)
             fields = _own(await self._distributed.session(session_id).get_all(fresh=True))
             if _ID not in fields:
+                self._absent[session_id] = None
+                if len(self._absent) > _ABSENT:
+                    del self._absent[next(iter(self._absent))]
                 return None
+            self._absent.pop(session_id, None)
             state = {name.removeprefix(_STATE): value for name, value in fields.items() if name.startswith(_STATE)}
             said = {"session_id": fields[_ID], "service_session_id": fields.get(_SERVICE), "state": state}
             session: AgentSession = AgentSession.from_dict(said)
@@ -220,7 +227,13 @@ with warnings.catch_warnings():
             read_from, read = getattr(session, _READ_AS, (None, None))
             if read_from != name:
                 read = None
-            base = _own(await record.get_all(fresh=True)) if read is None else read
+            if read is not None:
+                base = read
+            elif session_id in self._absent:
+                base = {}
+                del self._absent[session_id]
+            else:
+                base = _own(await record.get_all(fresh=True))
             changed = {name: value for name, value in fields.items() if _text(base.get(name, ...)) != _text(value)}
             gone = [name for name in base if name not in fields]
             try:

@@ -195,6 +195,19 @@ async def test_two_who_read_a_session_at_once_keep_what_both_did(kind: str, open
     assert (await made[0].get("s")).state == expected
 
 
+@pytest.mark.replicas
+async def test_two_who_begin_a_session_at_once_keep_what_both_did(opener: Any) -> None:
+    made = [DistributedSessionStore(await opener()), DistributedSessionStore(await opener())]
+    assert [await each.get("s") for each in made] == [None, None]
+    for number, sessions in enumerate(made):
+        session = AgentSession(session_id="s")
+        session.state[f"of {number}"] = number
+        await sessions.set("s", session)
+    assert (await made[0].get("s")).state == {"of 0": 0, "of 1": 1}
+    await made[0].set("s", AgentSession(session_id="s"))
+    assert (await made[0].get("s")).state == {}, "what was not read is replaced"
+
+
 async def test_a_session_that_was_deleted_meanwhile_is_not_brought_back(opener: Any) -> None:
     store = await opener()
     sessions = DistributedSessionStore(store, owner=lambda id: "ada")
