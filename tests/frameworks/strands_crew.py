@@ -45,7 +45,10 @@ class Scripted(Model):
     def structured_output(self, *given: Any, **more: Any) -> Any:
         raise NotImplementedError
 
-    get_config = update_config = structured_output
+    update_config = structured_output
+
+    def get_config(self) -> dict[str, str]:
+        return {"model_id": "scripted"}
 
 
 @tool
