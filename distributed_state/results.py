@@ -247,7 +247,8 @@ class ChangeOutline:
 
     `restored` is the version whose state a rollback restored; `size` is in bytes, without messages and items. `phase`
     is the new phase, "" if the record no longer has one, None if it did not change. `times` says how a turn spent its
-    time, `usage` which tokens it used.
+    time, `usage` which tokens it used. `said` are the first words of the messages, a user's if there are any, None
+    without text; `tools` are the names of the tools that they call.
     """
 
     version: int
@@ -267,6 +268,8 @@ class ChangeOutline:
     size: int
     times: TurnTimes | None = None
     usage: Usage | None = None
+    said: str | None = None
+    tools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

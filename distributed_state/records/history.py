@@ -1,7 +1,7 @@
 """A record's past: its changes, its versions, its checkpoints. Law: it is read from SQL and never rewritten.
 
-Pages that show the past to people use an outline of each change, without contents, and an overview of a version, which
-leaves out values that are too large.
+Pages that show the past to people use an outline of each change, with its first words instead of its contents, and an
+overview of a version, which leaves out values that are too large.
 
 Design: sections 9, 11, 28.
 """
@@ -9,13 +9,14 @@ Design: sections 9, 11, 28.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from distributed_state.cold.record_items import ItemRow
 from distributed_state.cold.store import ColdStore
-from distributed_state.errors import InvalidValue, NotFound, TooLarge
+from distributed_state.errors import CorruptState, InvalidValue, NotFound, TooLarge
 from distributed_state.hot.cached_record import CachedRecord
 from distributed_state.port import waited
 from distributed_state.records import branches, messages
@@ -29,7 +30,7 @@ from distributed_state.tiers.assembly import Tiers
 from distributed_state.values import codec, message_ranges, turn_times
 from distributed_state.values.codec import Codec
 from distributed_state.values.items import Item
-from distributed_state.values.journal import JournalEntry, Operation, State, item_of, unpack
+from distributed_state.values.journal import JournalEntry, Operation, Segment, State, item_of, unpack
 from distributed_state.values.keys import RecordKeys
 from distributed_state.values.model import (
     DELETED,
@@ -290,6 +291,9 @@ async def named(tiers: Tiers, keys: RecordKeys, page: messages.Page = _ALL) -> l
 
 _OUTLINED = 10  # changes that are read at once: each may have fields of megabytes
 _NAMES = 20
+_HEARD = 8  # messages of a change that are looked at for its words
+_HEARD_BYTES = 2**19  # of all changes of a page
+_LONGEST_WORDS = 200  # characters
 _FEWER = (10, 3, 1)  # messages to try next when more are too large
 
 
@@ -374,8 +378,8 @@ async def timeline(context: RecordContext, before: int | None, limit: int, *, mo
     """
     context.allow("read", None)
     read = partial(_outlines_of, context.tiers.cold, context.text, before, limit, most)
-    rows = await read_path.archived(context.tiers, context.keys, read, long=True)
-    found = [_outline(row) for row in rows]
+    rows, words = await read_path.archived(context.tiers, context.keys, read, long=True)
+    found = [_outline(row, _spoken(context.codec, row, words)) for row in rows]
     names = dict.fromkeys(name for each in found for name in (*each.fields, *each.deleted))
     parts = {MESSAGES: any(each.messages for each in found), ALL_ITEMS: any(each.items for each in found)}
     parts[MOVES] = any(each.phase is not None for each in found)
@@ -383,11 +387,14 @@ async def timeline(context: RecordContext, before: int | None, limit: int, *, mo
     return found
 
 
-def _outlines_of(cold: ColdStore, text: str, before: int | None, limit: int, most: int) -> list[JournalEntry]:
+def _outlines_of(
+    cold: ColdStore, text: str, before: int | None, limit: int, most: int
+) -> tuple[list[JournalEntry], dict[int, bytes]]:
+    """The changes without the contents of messages, and some of their messages by number."""
     try:
         first = cold.oldest(text)
     except NotFound:
-        return []
+        return [], {}
     at = (cold.version(text) or 0) + 1
     at = at if before is None else min(at, before)
     found: list[JournalEntry] = []
@@ -397,10 +404,57 @@ def _outlines_of(cold: ColdStore, text: str, before: int | None, limit: int, mos
         most -= sum(len(row.data) for row in rows)
         found += rows[::-1]
         at = after + 1
-    return found
+    return found, _first_messages(cold, text, found)
 
 
-def _outline(entry: JournalEntry) -> ChangeOutline:
+def _first_messages(cold: ColdStore, text: str, rows: Iterable[JournalEntry]) -> dict[int, bytes]:
+    """The first messages of each of these changes; those of the last changes only if all are too large together."""
+    numbers = [number for row in rows for number in _appended(row)[:_HEARD]]
+    sizes, room = cold.message_lengths(text, _runs(text, numbers)), _HEARD_BYTES
+    fitting = []
+    for number in numbers:
+        room -= sizes.get(number, 0)
+        if room >= 0:
+            fitting.append(number)
+    return cold.messages(text, _runs(text, fitting))
+
+
+def _runs(text: str, numbers: Iterable[int]) -> list[Segment]:
+    return message_ranges.joined(Segment(text, number, number + 1) for number in sorted(numbers))
+
+
+def _appended(entry: JournalEntry) -> list[int]:
+    return [int(name) for kind, name, _ in unpack(entry.data) if kind == b"m"]
+
+
+def _spoken(record_codec: Codec, entry: JournalEntry, stored: dict[int, bytes]) -> tuple[str | None, tuple[str, ...]]:
+    """The first words of a change, a user's if there are any, and the tools that it calls."""
+    texts, tools = list[tuple[bool, str]](), dict[str, None]()
+    for number in _appended(entry):
+        with suppress(CorruptState):  # or its key is missing here, an error that a reader of the message gets
+            if number in stored:
+                fields, _ = record_codec.read_message(stored[number], number)
+                text, called = _words(fields)
+                texts += [(fields.get("role") == "user", text)] if text else []
+                tools |= dict.fromkeys(called)
+    said = next((text for by_user, text in texts if by_user), texts[-1][1] if texts else None)
+    return said and said[:_LONGEST_WORDS], tuple(tools)[:_NAMES]
+
+
+def _words(message: dict[str, Any]) -> tuple[str, list[str]]:
+    """A message's text, and the names of the tools that it calls, as OpenAI's and Anthropic's interfaces have them."""
+    content = message.get("content")
+    parts = [each for each in content if isinstance(each, dict)] if isinstance(content, list) else []
+    text = content if isinstance(content, str) else next((each["text"] for each in parts if "text" in each), "")
+    given = message.get("tool_calls")
+    calls = [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+    calls = [each["function"] if isinstance(each.get("function"), dict) else each for each in calls]
+    calls += [each for each in parts if each.get("type") == "tool_use"]
+    names = [each["name"][:_LONGEST_WORDS] for each in calls if isinstance(each.get("name"), str)]
+    return text if isinstance(text, str) and message.get("role") != "tool" else "", names
+
+
+def _outline(entry: JournalEntry, spoken: tuple[str | None, tuple[str, ...]]) -> ChangeOutline:
     changed: dict[bytes, list[str]] = {b"s": [], b"d": []}
     said = items = 0
     found: dict[str, Any] = dict.fromkeys(("phase", "label", "restored", "times"))
@@ -425,7 +479,7 @@ def _outline(entry: JournalEntry) -> ChangeOutline:
         version=entry.version, time=entry.time_ms / 1000, kind=entry.kind, actor=unescape(entry.actor),
         replica=replica_of(entry), token=entry.token, fields=tuple(fields[:_NAMES]),
         deleted=tuple(deleted[:_NAMES]), more=len(fields[_NAMES:]) + len(deleted[_NAMES:]), messages=said, items=items,
-        size=len(entry.data), usage=_usage(entry, operations), **found,
+        size=len(entry.data), usage=_usage(entry, operations), said=spoken[0], tools=spoken[1], **found,
     )  # fmt: skip
 
 

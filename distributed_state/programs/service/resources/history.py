@@ -1,8 +1,8 @@
 """The history of a record, with rollbacks, forks and branches. Law: history is read and never rewritten.
 
 There are four views of the past: whole versions, one by one; a comparison of two versions; a timeline, which names the
-changes of each version without values; and an overview, which is as much of one version as fits on a page. A part that
-is too large is named; the other parts are still shown.
+changes of each version and has its first words; and an overview, which is as much of one version as fits on a page. A
+part that is too large is named; the other parts are still shown.
 
 A checkpoint names a version. A rollback restores an earlier state as a new version. A fork begins another record from a
 state of this one, and their common data is stored once. A branch holds acknowledged commits outside its record's
@@ -275,6 +275,9 @@ class Below(Query):
 class Outline(Answer):
     """A version without values. `fields` and `deleted` are some of the changed names, `more` counts the others.
 
+    `said` are the first words of its messages, a user's if there are any, and `tools` the tools that they call, in its
+    first eight messages as far as these are not too large.
+
     `restored` is the version that a rollback restored; `size` is in bytes, without messages and items. `phase` is the
     new phase, "" if the version removed the phase, null if it did not change it.
     """
@@ -296,6 +299,8 @@ class Outline(Answer):
     size: int
     times: Times | None
     usage: UsageShown | None
+    said: str | None
+    tools: list[str]
 
 
 class Timeline(Answer):
