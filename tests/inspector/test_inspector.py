@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import re
 import signal
@@ -19,6 +20,7 @@ import httpx
 import pytest
 from below import tiers, until
 from clocks import moved_by_hand
+from handled import ask
 from starlette.requests import Request
 from tenants import Served, opened
 
@@ -74,7 +76,15 @@ async def test_a_conversation_is_shown_as_it_is_and_as_it_was() -> None:
     async with looked_at() as (_, browser):
         now = await browser.get("/conversations/acme:c")
         assert now.status_code == 200
-        for shown in ("Bergen", "version <b>5</b>", "calls <b>book</b>", "booked", "checkpoint before", "5 versions"):
+        for shown in (
+            "Bergen",
+            "version <b>5</b>",
+            "<b>book</b>",
+            "hotel: A",
+            "booked",
+            "checkpoint before",
+            "5 versions",
+        ):
             assert shown in now.text, shown
         past = (await browser.get("/conversations/acme:c?version=1")).text
         assert "Oslo" in past
@@ -117,6 +127,43 @@ async def test_what_users_wrote_is_text_on_a_page(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(pages._templates, "autoescape", False)
         monkeypatch.setattr(pages._templates, "cache", None)
         assert "<script>alert" in await shown()
+
+
+async def test_characters_that_deceive_are_seen_and_forms_keep_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with looked_at() as (store, browser):
+        id = "acme:in\u202evoice\x1b"
+        await ask(store, id, "Pay \u202efdp.exe\u202c\u200b?", name="\u2066n", data=["yes\u202e"])
+        place = "/conversations/acme:in%E2%80%AEvoice%1B"
+        page = (await browser.get(place)).text
+        for unseen in "\u202e\u202c\u200b\u2066\x1b":
+            assert unseen not in page
+        for shown in (
+            r"<h1 title=\"acme:in\u202evoice\u001b\">",
+            r"Pay \u202efdp.exe\u202c\u200b?",
+            r"question \u2066n",
+        ):
+            assert shown.replace('\\"', '"') in page, shown
+        fields = re.findall(r'name="(\w+)" value="([^"]*)"', page.partition("/answer")[2])
+        given = {name: html.unescape(value) for name, value in fields[:4]}
+        assert (given["name"], given["answer"]) == ("\u2066n", "yes\u202e")
+        assert (await browser.post(place + "/answer", given)).status_code == 303
+        assert [each.message.content for each in await store.session(id).inbox()] == ["yes\u202e"]
+        with monkeypatch.context() as patched:
+            patched.setattr(pages, "_UNSEEN", re.compile("(?!)"))
+            assert "\u202e" in (await browser.get(place)).text, "the negative control"
+        erased = await browser.post(place + "/erase", {"typed": r"acme:in\u202evoice\u001b"})
+        assert erased.headers["location"] == f"{PATH}/", "it is typed as it is seen"
+
+
+async def test_the_installation_is_named_on_each_page() -> None:
+    async with opened() as store:
+        served = Served(store, Access(tokens=True))
+        served.service.app.mount(PATH, inspector(served.service.app, title="Production <EU>"))
+        page = (await Browser(served, None).get("/sign-in")).text
+        assert "<title>Sign in · Production &lt;EU&gt;</title>" in page
+        assert '<b class="title">Production &lt;EU&gt;</b>' in page
+    async with looked_at() as (_, browser):
+        assert "<title>Find · inspector</title>" in (await browser.get("/")).text
 
 
 async def test_no_value_of_a_users_keeps_a_conversation_off_its_page() -> None:
@@ -271,7 +318,8 @@ async def test_a_version_names_its_worker_and_the_graph_says_what_came_of_what()
         await store.session("acme:fork<").set("n", 1)
         await store.admin.archive()
         page = (await browser.get("/conversations/acme:c")).text
-        assert page.count(f"<td>{store.replica}</td>") == 10
+        assert page.count('<li><a href="/inspect/conversations/acme%3Ac?version=') == 10
+        assert f"replica {store.replica}" in page
         assert "back to version 1" in page
         assert {each.replica for each in await session.history()} == {store.replica}
         graph = (await browser.get("/conversations/acme:c/graph")).text
@@ -302,12 +350,14 @@ async def test_a_version_names_its_worker_and_the_graph_says_what_came_of_what()
 async def test_what_waits_in_the_inbox_is_shown_as_text_and_a_full_one_hides_nothing_else() -> None:
     async with looked_at("read") as (store, browser):
         session = store.session("acme:c")
-        assert "The inbox is empty" in (await browser.get("/conversations/acme:c")).text
+        assert "in the inbox" not in (await browser.get("/conversations/acme:c")).text
         await session.post({"role": "user", "content": f"wait {EVIL}" + "x" * 9000}, request_id=EVIL)
         for path in ("/conversations/acme:c", "/conversations/acme:c/inbox"):
             shown = (await browser.get(path)).text
             assert "1 message waits in the inbox" in shown
-            assert re.search(r"no\. 1 · \d{4}-\d\d-\d\d [\d:]{8} · request &lt;script&gt;alert", shown)
+            assert re.search(
+                r"no\. 1 · <time datetime=[^>]*>[\d :-]{19} UTC</time> · request &lt;script&gt;alert", shown
+            )
             assert "wait &lt;script&gt;alert" in shown
             assert "more characters" in shown
             assert "<script>alert" not in shown
@@ -434,15 +484,18 @@ async def test_long_histories_and_chats_are_pages() -> None:
         seen, path, texts = 0, "/conversations/acme:long", list[str]()
         while path:
             found = (await browser.get(path)).text
-            texts = re.findall(r"said-\d+\.", found) + texts
+            texts = re.findall(r"<p>(said-\d+\.)", found) + texts
             seen += 1
             earlier = re.search(r'href="' + PATH + r'([^"]+before=\d+)"', found)
             path = earlier[1].replace("%3A", ":") if earlier else ""
         assert texts == [f"said-{number}." for number in range(70)]
         assert seen == 3
         versions = (await browser.get("/conversations/acme:long")).text
-        assert versions.count("difference<") == 20
+        assert versions.count("#made") == 20
         assert "top=51" in versions
+        past = (await browser.get("/conversations/acme:long?version=20")).text
+        assert re.findall(r"version=(\d+)#made", past) == [str(number) for number in range(24, 4, -1)]
+        assert ("top=44&amp;version=20" in past, "top=4&amp;version=20" in past) == (True, True)
 
 
 async def test_what_is_too_large_for_a_page_is_named_and_hides_nothing_else() -> None:
@@ -690,7 +743,7 @@ async def test_a_newcomer_finds_why_a_turn_took_four_seconds() -> None:
             ("tool search_hotels", "3.2 s", "80 %"),
             ("elsewhere", "200 ms", "5 %"),
         ]
-        assert "turn <small>4.0 s</small>" in (await browser.get("/conversations/acme:c?version=6&top=10")).text
+        assert "turn · 4.0 s · " in (await browser.get("/conversations/acme:c?version=6&top=10")).text
         assert "It took" not in (await browser.get("/conversations/acme:c?version=7")).text, "the negative control"
 
 

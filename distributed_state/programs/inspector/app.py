@@ -356,8 +356,11 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
 )
 
 
-def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
-    """The pages of this service's store, to be mounted at PATH. A ticket of `tickets` signs a browser in."""
+def inspector(service: ASGIApp, tickets: Tickets | None = None, *, title: str = "") -> Starlette:
+    """The pages of this service's store, to be mounted at PATH. A ticket of `tickets` signs a browser in.
+
+    `title` names the installation on each page, such as "Production, Frankfurt".
+    """
     api = Api(service)
 
     def route(method: str, path: str, shown: Page) -> Route:
@@ -381,6 +384,7 @@ def inspector(service: ASGIApp, tickets: Tickets | None = None) -> Starlette:
         ],
         exception_handlers={HTTPException: _unknown},
     )
+    pages.state.title = title
     pages.router.redirect_slashes = False  # it would redirect to a host named by the client, without TLS
     return pages
 

@@ -29,16 +29,17 @@ from distributed_state.programs.inspector.pages import (
     query_of,
     typed,
 )
-from distributed_state.programs.inspector.values import message_shown, trees
+from distributed_state.programs.inspector.values import chat, compared, message_shown, trees
 from distributed_state.values.turn_times import spent
 
 _MESSAGES = 30
 _VERSIONS = 20
+_ABOVE = 4  # newer versions above the one that is shown
 _CHECKPOINTS = 100
 _PARTS = 6  # parts in the description of a version
 
 # The line and the graph of versions, in pixels
-WIDTH, _EDGE = 720, 20  # of the line
+WIDTH, _EDGE = 320, 8  # of the line
 ROW, TOP, LANE = 26, 18, 110  # between two versions, above the first, left of the graph's line
 _BOW = 90  # the widest
 
@@ -53,6 +54,7 @@ async def read(request: Request, api: Api) -> Response:
     """A conversation as it is or was, with its messages, its fields and its versions."""
     place, version, top = _place(request), _number(request, "version"), _number(request, "top")
     seen = {"version": version, "before": _number(request, "before"), "limit": _MESSAGES}
+    top = top if top is not None or version is None else version + _ABOVE
     below = {"before": None if top is None else top + 1, "limit": _VERSIONS}
     (state, waiting, plan), (used, versions, checkpoints, branches) = await asyncio.gather(
         asyncio.gather(
@@ -68,17 +70,19 @@ async def read(request: Request, api: Api) -> Response:
         ),
     )
     now, found = state.json, [each.json if each else {} for each in (versions, checkpoints, branches)]
-    rows, named = found[0].get("versions", []), found[1].get("checkpoints", [])[::-1]
-    apart = found[2].get("branches", [])
-    said = [message_shown(each) for each in now["messages"]]
-    before = now["too_large"] or (said[0]["number"] if said and now["earlier"] else None)
+    rows = [each | {"what": _what(each)} for each in found[0].get("versions", [])]
+    named, apart = found[1].get("checkpoints", [])[::-1], found[2].get("branches", [])
+    said = now["messages"]
+    made = next((each for each in rows if each["version"] == now["version"]), None)
     return page(
         request, "conversation", id=request.path_params["id"], state=now, version=version,
-        fields=trees(now["fields"], now.get("bytes")), said=said, before=before,
-        history=[each | {"what": _what(each)} for each in rows], below=_below(rows), checkpoints=named, branches=apart,
+        fields=trees(now["fields"], now.get("bytes")),
+        said=chat(said, made["messages"] if made and seen["before"] is None else 0),
+        before=now["too_large"] or (said[0]["number"] if said and now["earlier"] else None),
+        history=rows, below=_below(rows), made=made, checkpoints=named, branches=apart, width=WIDTH,
         drawn=line_of(now["newest"], named, apart, now["version"]),
-        spent=spent(await _times(request, api, place, now["version"], rows)),
-        waiting=waiting, plan=plan, used=used.json if used and used.json["calls"] else None,
+        spent=spent(made and made["times"]), waiting=waiting, plan=plan,
+        used=used.json if used and used.json["calls"] else None,
     )  # fmt: skip
 
 
@@ -97,16 +101,6 @@ def _what(change: dict[str, Any]) -> str:
 def _below(rows: list[dict[str, Any]]) -> int | None:
     """The newest version below these rows, which are the newest first."""
     return rows[-1]["version"] - 1 if rows and rows[-1]["version"] > 1 else None
-
-
-async def _times(
-    request: Request, api: Api, place: str, version: int, rows: list[dict[str, Any]]
-) -> dict[str, Any] | None:
-    """How the turn that made a version spent its time; None if no turn made it."""
-    if not any(each["version"] == version for each in rows):
-        found = await _optional(api.get(request, f"{place}/timeline", {"before": version + 1, "limit": 1}))
-        rows = found.json["versions"] if found else []
-    return next((each["times"] for each in rows if each["version"] == version), None)
 
 
 async def graph(request: Request, api: Api) -> Response:
@@ -154,12 +148,15 @@ async def difference(request: Request, api: Api) -> Response:
     if one is None or other is None:
         raise Refused(422, "give two versions: from and to")
     found = (await api.get(request, f"{place}/versions/{one}/diff", {"to": other})).json
-    before = (await api.get(request, f"{place}/versions/{one}")).json["fields"]
-    had = {name: before[name] for name in [*found["fields"], *found["deleted"]] if name in before}
+    version = (await api.get(request, f"{place}/versions/{one}")).json
+    before = version["fields"] | version.get("bytes", {})
+    had = {
+        name: before[name] for name in [*found["fields"], *found.get("bytes", {}), *found["deleted"]] if name in before
+    }
     return page(
         request, "difference", id=request.path_params["id"], found=found,
-        had=trees(had), has=trees(found["fields"], found.get("bytes")),
-        messages=[message_shown(each) for each in found["messages"][:_MESSAGES]],
+        fields=compared(had, found["fields"] | found.get("bytes", {})),
+        messages=chat(found["messages"][:_MESSAGES]),
         left_out=max(0, len(found["messages"]) - _MESSAGES),
     )  # fmt: skip
 

@@ -27,11 +27,13 @@ from typing import Any
 from urllib.parse import parse_qs, parse_qsl, unquote, urlencode, urlsplit
 
 import jinja2
+from markupsafe import Markup, escape
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distributed_state.errors import InvalidValue
+from distributed_state.programs.inspector.values import markdown
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import page_headers
 from distributed_state.programs.service.connections import CONNECTION
@@ -202,7 +204,9 @@ def page(request: Request, name: str, *, status: int = 200, **values: Any) -> Re
     """A whole page; htmx takes the part that it swaps from it."""
     root = request.scope["root_path"]
     here = request.scope["path"].removeprefix(root)
-    text = _templates.get_template(f"{name}.html").render(root=root, here=here, status=status, **values)
+    title = request.app.state.title
+    text = _templates.get_template(f"{name}.html").render(root=root, here=here, title=title, status=status, **values)
+    text = _UNSEEN.sub(_escaped, text)
     # A lone surrogate, which the store accepts, cannot be encoded in UTF-8: it is shown as in JSON.
     return Response(text.encode("utf-8", "backslashreplace"), status, HEADERS, media_type="text/html")
 
@@ -228,7 +232,24 @@ def conversation_page(id: str, root: str) -> str:
 
 def typed(text: str) -> str:
     """A text as a user types it from a page: without line breaks, which a browser's input field drops."""
-    return re.sub(r"[\r\n]", "", text.encode("utf-8", "backslashreplace").decode())
+    return re.sub(r"[\r\n]", "", _UNSEEN.sub(_escaped, text).encode("utf-8", "backslashreplace").decode())
+
+
+# Characters that are not seen, or change what is seen beside them, as those that reverse a text. static/page.js has
+# them as well. Source: Unicode Technical Report 36, "Unicode Security Considerations".
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f]"
+)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
+
+
+def exact(text: str) -> Markup:
+    """A text as the value of a form's field, which returns it unchanged although a page shows it escaped."""
+    return Markup(_UNSEEN.sub(lambda found: f"&#{ord(found[0])};", str(escape(text))))
 
 
 def quoted_query(query: str | dict[str, Any]) -> str:
@@ -243,6 +264,14 @@ def moment(seconds: float | None) -> str:
     with contextlib.suppress(ValueError, OverflowError, OSError):
         return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
     return str(seconds)
+
+
+def clock(seconds: float | None) -> str:
+    """A time in seconds since 1970 for a page, where a script converts it to the browser's time zone."""
+    text = moment(seconds)
+    if not isinstance(seconds, int | float) or text[4:5] != "-":
+        return text
+    return Markup('<time datetime="{}Z">{} UTC</time>').format(text.replace(" ", "T"), text)
 
 
 def age(seconds: float) -> str:
@@ -261,9 +290,10 @@ def took(seconds: float) -> str:
     return f"{ms:.0f} ms" if ms >= 9.95 else f"{ms:.1f} ms"
 
 
-def since(seconds: float) -> str:
-    """The age of a time in seconds since 1970, by this machine's clock; only for display."""
-    return age(time.time() - seconds)
+def ago(seconds: float) -> str:
+    """The age of a time in seconds since 1970, by this machine's clock, with the time as its title."""
+    text = moment(seconds).replace(" ", "T")
+    return Markup('<time class="ago" datetime="{}Z">{} ago</time>').format(text, age(time.time() - seconds))
 
 
 def ahead(seconds: float) -> str:
@@ -286,8 +316,8 @@ def count(number: int) -> str:
 
 
 _templates.filters |= {
-    "size": size, "count": count, "moment": moment, "age": age, "since": since, "ahead": ahead, "took": took,
-    "page": conversation_page, "digest": digest, "urlencode": quoted_query,
+    "size": size, "count": count, "clock": clock, "age": age, "ago": ago, "ahead": ahead, "took": took, "exact": exact,
+    "page": conversation_page, "digest": digest, "urlencode": quoted_query, "markdown": markdown,
 }  # fmt: skip
 
 

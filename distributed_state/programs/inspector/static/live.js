@@ -18,7 +18,7 @@ function follow(path, state, connected) {
 
 function cell(row, text) {
   const made = row.insertCell();
-  made.textContent = text;
+  made.textContent = visible(text);
   return made;
 }
 
@@ -26,7 +26,7 @@ function link(row, subject, open) {
   const made = row.insertCell();
   const [scope, ...name] = subject.split(":");
   if (scope !== "session") {
-    made.textContent = subject;
+    made.textContent = visible(subject);
     return;
   }
   const anchor = document.createElement("a");
@@ -36,7 +36,7 @@ function link(row, subject, open) {
   } catch (error) {
     // a lone surrogate: it is in the list of conversations
   }
-  anchor.textContent = id;
+  anchor.textContent = visible(id);
   made.append(anchor);
 }
 
@@ -54,7 +54,7 @@ function showEvents(table) {
       return;
     }
     const row = rows.insertRow(0);
-    cell(row, said.time.slice(11, 23));
+    cell(row, local(new Date(said.time)));
     cell(row, said.type);
     link(row, subject, table.dataset.open);
     cell(row, said.actor || "");
@@ -92,7 +92,7 @@ function shortened(text) {
 function part(kind, text) {
   const made = document.createElement("p");
   made.className = kind;
-  made.textContent = text;
+  made.textContent = visible(text);
   return made;
 }
 
@@ -133,7 +133,7 @@ class Output {
     const last = this.place.lastElementChild;
     const said = last !== null && last.className === "said" ? last : this.add("said", "");
     this.change(() => {
-      const whole = said.textContent + text;
+      const whole = said.textContent + visible(text);
       said.textContent = whole.length > LONGEST ? `…${whole.slice(-LONGEST)}` : whole;
     });
   }
