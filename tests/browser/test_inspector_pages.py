@@ -322,9 +322,10 @@ def test_a_rollback_by_clicking(browser: Browser, opened: Opened) -> None:
     watched = opened_page(browser, opened)
     page = watched.page
     page.goto(f"{opened.url}{PATH}/")
-    page.get_by_label("Open by id").fill("trip-by-mouse")
-    page.get_by_role("button", name="Open").click()
-    page.get_by_role("link", name="graph").click()
+    page.get_by_role("searchbox").fill("trip-by-m")
+    page.get_by_role("button", name="Find").click()
+    page.get_by_role("link", name="trip-by-mouse").click()
+    page.get_by_role("link", name="Graph").click()
     expect(page.get_by_role("heading", name="Graph of")).to_be_visible()
     page.get_by_role("link", name="1 create").click()
     page.get_by_role("link", name="Roll back to version 1").click()

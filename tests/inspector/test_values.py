@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distributed_state.programs.inspector import values
-from distributed_state.programs.inspector.values import Node, chat, compared, markdown
+from distributed_state.programs.inspector.values import Node, chat, compared, markdown, marked
 
 ALLOWED = {
     "p", "br", "em", "strong", "s", "a", "code", "pre", "ul", "ol", "li", "blockquote", "hr", "table", "thead", "tbody",
@@ -144,3 +144,11 @@ def test_of_many_differences_some_are_shown() -> None:
     found = compared({}, {f"f{number}": [number] * 9 for number in range(1000)})
     assert len(found) < 60
     assert found[-1].text == "more differences"
+
+
+def test_the_words_of_a_search_are_marked() -> None:
+    assert marked("A hotel, hotels & HOTEL: a motel", '"hotel".') == (
+        "A <mark>hotel</mark>, <mark>hotels</mark> &amp; <mark>HOTEL</mark>: a motel"
+    )
+    assert marked("a.b <b> (c", "<b> (c .") == "a.<mark>b</mark> &lt;<mark>b</mark>&gt; (<mark>c</mark>"
+    assert marked("nothing", '"') == "nothing"

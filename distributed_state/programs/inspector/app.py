@@ -36,7 +36,6 @@ from distributed_state.programs.inspector.pages import (
     HEADERS,
     HELD,
     Api,
-    Found,
     Refused,
     Tickets,
     conversation_page,
@@ -53,6 +52,7 @@ from distributed_state.programs.inspector.pages import (
     sign_out,
     token_page,
 )
+from distributed_state.programs.inspector.values import marked
 from distributed_state.programs.service import requests
 from distributed_state.programs.service.answers import PageFiles
 from distributed_state.programs.service.requests import NamedRoute
@@ -60,7 +60,7 @@ from distributed_state.values import as_text
 
 # Conversations
 _ROWS = 50
-_NAMED = ("prefix", "user", "tag", "phase", "held")
+_NAMED = ("user", "tag", "phase", "held")
 _UNITS = ("newer", "older", "mib")
 _NUMBER = re.compile(r"\d{1,9}(\.\d{1,6})?", re.ASCII)
 
@@ -79,24 +79,25 @@ _SCOPES = {kind: scope for scope, kind in _KINDS.items()}
 
 
 async def find(request: Request, api: Api) -> Response:
-    """The last changed conversations, or those that match the filters; with a text, those that contain it."""
-    names = (*_NAMED, *_UNITS, "after", "text", "id")
+    """The last changed conversations, or those that match; those whose ids begin with the text, or that contain it."""
     query = query_of(request)
-    asked = {name: query.get(name, "") for name in names}
+    asked = {name: query.get(name, "") for name in ("q", *_NAMED, *_UNITS, "after", "id")}
     if asked["id"]:
         return RedirectResponse(conversation_page(asked["id"], request.scope["root_path"]), 303, HEADERS)
-    if asked["text"]:
-        found = await _searched(request, api, asked["text"], asked["prefix"])
-        return page(request, "find", asked=asked, rows=[], hits=found.json["hits"], following=None)
-    wanted: dict[str, Any] = {name: asked[name] for name in (*_NAMED, "after")} | {"limit": _ROWS}
+    mine = (await api.get(request, "/v1/caller")).json["prefix"]
+    prefix = asked["q"] if not asked["q"] or asked["q"].startswith(mine) else mine + asked["q"]
+    wanted: dict[str, Any] = {name: asked[name] for name in (*_NAMED, "after")} | {"limit": _ROWS, "prefix": prefix}
     wanted |= {name: value for name, value in _units_of_people(asked).items() if value is not None}
     # A held conversation has usually just begun, and may not be archived yet.
     wanted |= {"fresh": "true"} if asked["held"] else {}
     found = await api.get(request, "/v1/conversations", wanted)
+    searched = asked["q"] and not asked["after"]
+    hits, problem = await _searched(request, api, asked["q"], asked["user"]) if searched else ([], "")
     # For a single tenant they are sorted by id.
-    by_id = bool(asked["prefix"] or asked["tag"] or (await api.get(request, "/v1/caller")).json["prefix"])
+    by_id = bool(asked["q"] or asked["tag"] or mine)
     return page(
-        request, "find", asked=asked, rows=found.json["conversations"], hits=None, by_id=by_id,
+        request, "find", asked=asked, rows=found.json["conversations"], hits=hits, problem=problem, by_id=by_id,
+        filtered=any(asked[name] for name in (*_NAMED, *_UNITS)),
         following=found.following and _again(asked, found.following),
     )  # fmt: skip
 
@@ -123,13 +124,33 @@ def _decimal(asked: dict[str, str], name: str) -> float | None:
 
 def _again(asked: dict[str, str], following: dict[str, str]) -> dict[str, str]:
     """The query of the next page: the same filters, and the position after this page."""
-    kept = {name: asked[name] for name in (*_NAMED, *_UNITS) if asked[name]}
+    kept = {name: asked[name] for name in ("q", *_NAMED, *_UNITS) if asked[name]}
     return kept | {"after": following["after"]}
 
 
-async def _searched(request: Request, api: Api, text: str, prefix: str) -> Found:
-    given: dict[str, Any] = {"query": text, "limit": _ROWS}
-    return await api.ask(request, "POST", "/v1/search", given=given | ({"prefix": prefix} if prefix else {}))
+async def _searched(request: Request, api: Api, text: str, user: str) -> tuple[list[dict[str, Any]], str]:
+    """The best hit in each conversation that contains a text, with the number of its others; or why there are none."""
+    given: dict[str, Any] = {"query": text, "limit": _ROWS, "scope": "session"} | ({"user": user} if user else {})
+    try:
+        hits = (await api.ask(request, "POST", "/v1/search", given=given)).json["hits"]
+    except Refused as refused:
+        if refused.status in (401, 403, 429):
+            raise
+        return [], refused.detail
+    found: dict[str, dict[str, Any]] = {}
+    for hit in hits:
+        if hit["id"] in found:
+            found[hit["id"]]["more"] += 1
+        else:
+            found[hit["id"]] = hit | {"more": 0, "text": marked(hit["text"], text), "place": _place_of(hit)}
+    return [*found.values()], ""
+
+
+def _place_of(hit: dict[str, Any]) -> str:
+    """Where on its conversation's page a hit is."""
+    if hit["kind"] == "message":
+        return f"?before={hit['number'] + 1}#m{hit['number']}"
+    return "#fields" if hit["kind"] == "field" else ""
 
 
 # The fleet

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ _ABSENT = object()
 _LONGEST_MESSAGE = 8000
 _LONGEST_MARKDOWN = 4000
 _LONGEST_RESULT = 2**16  # of JSON that is shown as a tree
+_WORDS = 32  # of a search that are marked
 _BRIEF, _LONGEST_BRIEF = 4, 120  # arguments of a call on its line, and characters
 _KNOWN = frozenset({"role", "content", "number", "timestamp", "name", "tool_calls", "tool_call_id"})
 
@@ -275,6 +277,13 @@ def _result(id: str, texts: list[str], number: Any) -> dict[str, Any]:
         "more": max(0, len(text) - _LONGEST_MESSAGE),
         "tree": None if found is None else tree("result", found, Budget(_NODES_OF_MESSAGE)),
     }
+
+
+def marked(text: str, words: str) -> Markup:
+    """A text in which these words are marked; the beginning of a word is enough."""
+    wanted = re.findall(r"\w+", words)[:_WORDS]
+    parts = re.split(rf"(\b(?:{'|'.join(wanted)})\w*)", text, flags=re.IGNORECASE) if wanted else [text]
+    return Markup().join(Markup("<mark>{}</mark>").format(part) if at % 2 else part for at, part in enumerate(parts))
 
 
 def markdown(text: str) -> Markup:
