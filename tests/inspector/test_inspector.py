@@ -205,7 +205,13 @@ async def test_a_tenant_sees_its_own_alone() -> None:
         await tiers(store).maintenance.begin(60, "ada", "new <b>Valkey</b>")
         shown = await every.get("/fleet")
         assert shown.status_code == 200
-        for part in ("Partitions", "Hot, in the replicas", "Warm, Redis", "Cold, SQL", "Entries refused by SQL"):
+        for part in (
+            "partitions, none late",
+            "Hot, in the replicas",
+            "Warm, Redis",
+            "Cold, SQL",
+            "Entries refused by SQL",
+        ):
             assert part in shown.text
         assert "<p>maintenance until 2" in shown.text
         assert "announced by ada: new &lt;b&gt;Valkey&lt;/b&gt;</p>" in shown.text
@@ -216,6 +222,21 @@ async def test_a_tenant_sees_its_own_alone() -> None:
         assert (found["acme:"]["conversations"], found[""]["conversations"]) == (1, 2)
         assert found["acme:"]["requests"] >= 5
         assert found["acme:"]["bytes"] > 0
+
+
+def test_exceptions_come_first() -> None:
+    """Of the figures of a fleet, and of its partitions."""
+    late: dict[str, Any] = {"offset": 5, "waiting": 2, "lag": 11.0, "fill": 0.1, "diverged": ""}
+    well, full, unknown = (late | {"lag": 0.5} | each for each in ({}, {"fill": 0.3}, {"lag": None, "diverged": "x"}))
+    assert [app._needs_attention(each) for each in (late, well, full, unknown)] == [True, False, True, True]
+    stats = {"stats": {"hot_hits": 3, "hot_misses": 1, "archived": 7, "leases": 2}}
+    figures = {each.name: (each.value, each.shown, each.counter) for each in app._figures([stats, stats], [late, well])}
+    assert figures == {
+        "Commits": (10, "10 in total", True), "Reads": (8, "8 in total", True), "Archived": (14, "14 in total", True),
+        "Unarchived commits": (4, "4", False), "Oldest of them": (11.0, "11.0 s", False),
+        "Fullest journal": (0.1, "10%", False), "Held leases": (4, "4", False),
+    }  # fmt: skip
+    assert len(app._figures([], [])) == 7
 
 
 def test_what_was_lost_and_which_link_is_silent_is_told() -> None:
@@ -424,7 +445,7 @@ async def test_who_holds_what_is_seen_by_who_may_steer_it() -> None:
             assert shown.count(">Take over<") == shown.count(">Release<") == 1
             assert "evil:c" not in shown
             read = await reader.get("/live")
-            assert (read.status_code, "acme:c" in read.text) == (200, False)
+            assert (read.status_code, "acme:c" in read.text.partition("Last turns")[0]) == (200, False)
             every = Browser(browser.served, await browser.served.token("", *RIGHTS))
             assert "evil:c" in (await every.get("/live")).text, "the negative control"
             for what in ("end", "take-over"):
@@ -435,6 +456,24 @@ async def test_who_holds_what_is_seen_by_who_may_steer_it() -> None:
                 assert "This lease of" in asked.text
             for wrong in ("/leases/apps/acme:c/1/end", "/leases/conversations/acme:c/x/end"):
                 assert (await browser.get(wrong)).status_code == 404
+
+
+async def test_the_last_turns_and_messages_are_seen() -> None:
+    async with looked_at() as (store, browser):
+        await store.session("evil:c").append({"role": "user", "content": "secret"})
+        await store.session("acme:quiet").create({"n": 1})
+        await store.admin.archive()
+        page = (await browser.get("/live")).text
+        last = page.partition("Last turns and messages")[2].partition("</section>")[0]
+        assert re.findall(r">(acme:\w+)</a>", last) == ["acme:c"]
+        assert "<code>book</code>" in last
+        assert "secret" not in page
+        every = Browser(browser.served, await browser.served.token("", *RIGHTS))
+        assert "secret" in (await every.get("/live")).text, "the negative control"
+        for part, seen in ("held", "No turn runs"), ("last", "acme:c"):
+            page = (await browser.get("/live", **{"HX-Target": part})).text
+            assert [each in page for each in ("No turn runs", "acme:c")].count(True) == 1
+            assert seen in page
 
 
 async def test_a_record_that_was_taken_over_is_steered_under_the_new_lease() -> None:

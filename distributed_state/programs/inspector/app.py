@@ -38,6 +38,7 @@ from distributed_state.programs.inspector.pages import (
     Api,
     Refused,
     Tickets,
+    age,
     conversation_page,
     digest,
     entered,
@@ -68,6 +69,12 @@ _NUMBER = re.compile(r"\d{1,9}(\.\d{1,6})?", re.ASCII)
 _PARTS = ("replicas", "partitions", "findings", "tenants")
 # A doctor's findings about a Redis server; with several servers the address precedes the name.
 _WARM = {"server", "version", "role", "eviction", "persistence", "memory", "connections", "cluster", "durability"}
+
+_LATE, _FULL = 10.0, 0.25  # seconds that a commit waits for SQL, and the part of a journal that is filled
+
+# Live
+_LAST, _VERSIONS = 8, 4  # conversations that changed last, and versions of each that are looked at
+_LATELY = 600.0  # seconds
 
 # Leases
 _SHOWN = 50
@@ -162,8 +169,43 @@ async def fleet(request: Request, api: Api) -> Response:
     rows, found = replicas["rows"], findings["rows"]
     return page(
         request, "fleet", replicas=replicas, partitions=partitions, findings=findings, tenants=tenants,
-        tiers=_tiers(rows, found), losses=_losses(rows, found),
+        tiers=_tiers(rows, found), losses=_losses(rows, found), figures=_figures(rows, partitions["rows"]),
+        late=[each for each in partitions["rows"] if _needs_attention(each)],
     )  # fmt: skip
+
+
+class Figure(NamedTuple):
+    """A figure of the fleet: a number, or a counter whose rate is shown once the page has read it twice."""
+
+    name: str
+    value: float
+    shown: str
+    counter: bool = False
+
+
+def _figures(replicas: list[dict[str, Any]], partitions: list[dict[str, Any]]) -> list[Figure]:
+    def total(rows: list[dict[str, Any]], name: str) -> int:
+        return sum(each.get(name, 0) for each in rows)
+
+    stats = [each["stats"] for each in replicas]
+    commits, waiting = total(partitions, "offset"), total(partitions, "waiting")
+    lag = max((each["lag"] or 0.0 for each in partitions), default=0.0)
+    fill = max((each["fill"] for each in partitions), default=0.0)
+    reads = total(stats, "hot_hits") + total(stats, "hot_misses")
+    return [
+        Figure("Commits", commits, f"{commits} in total", counter=True),
+        Figure("Reads", reads, f"{reads} in total", counter=True),
+        Figure("Archived", total(stats, "archived"), f"{total(stats, 'archived')} in total", counter=True),
+        Figure("Unarchived commits", waiting, str(waiting)),
+        Figure("Oldest of them", lag, age(lag)),
+        Figure("Fullest journal", fill, f"{fill:.0%}"),
+        Figure("Held leases", total(stats, "leases"), str(total(stats, "leases"))),
+    ]
+
+
+def _needs_attention(partition: dict[str, Any]) -> bool:
+    """Whether a partition cannot be archived, is late, or has a journal that fills up."""
+    return bool(partition["diverged"] or (partition["lag"] or 0.0) >= _LATE or partition["fill"] >= _FULL)
 
 
 async def _part(request: Request, api: Api, name: str) -> dict[str, Any]:
@@ -225,10 +267,26 @@ def _losses(replicas: list[dict[str, Any]], findings: list[dict[str, Any]]) -> l
 
 async def live(request: Request, api: Api) -> Response:
     """Events as they happen, from now on, and the held leases."""
-    rights = (await api.get(request, "/v1/caller")).json["rights"]
-    held = await _held(request, api) if "admin" in rights else None
-    query = query_of(request)
-    return page(request, "live", types=query.get("types", ""), after=query.get("after", ""), held=held)
+    caller, query = (await api.get(request, "/v1/caller")).json, query_of(request)
+    part = request.headers.get("hx-target")  # the part that a page reads again
+    held = await _held(request, api) if "admin" in caller["rights"] and part != "last" else None
+    last = await _last(request, api, caller["prefix"]) if part != "held" else []
+    return page(request, "live", types=query.get("types", ""), after=query.get("after", ""), held=held, last=last)
+
+
+async def _last(request: Request, api: Api, tenant: str) -> list[dict[str, Any]]:
+    """The conversations that changed last, each with its last version in which something was said."""
+
+    async def said_in(row: dict[str, Any]) -> dict[str, Any]:
+        found, _ = await api.part(request, named("/v1/conversations/{}/timeline", row["id"]), {"limit": _VERSIONS})
+        versions = found["versions"] if found else []
+        return row | {"last": next((each for each in versions if each["said"] or each["tools"]), None)}
+
+    # Those of a single tenant are listed by id.
+    wanted = {"limit": _ROWS, "changed_since": time.time() - _LATELY} if tenant else {"limit": _LAST}
+    rows = (await api.get(request, "/v1/conversations", wanted)).json["conversations"]
+    rows = sorted((each for each in rows if not each["deleted"]), key=lambda each: -float(each["updated"]))[:_LAST]
+    return [each for each in await asyncio.gather(*map(said_in, rows)) if each["last"]]
 
 
 async def _held(request: Request, api: Api) -> dict[str, Any]:

@@ -57,7 +57,7 @@ function showEvents(table) {
     cell(row, local(new Date(said.time)));
     cell(row, said.type);
     link(row, subject, table.dataset.open);
-    cell(row, said.actor || "");
+    cell(row, said.actor || "").className = "more";
     cell(row, JSON.stringify(said.data).slice(0, LONGEST_VALUE));
     while (rows.rows.length > KEPT) {
       rows.deleteRow(-1);
