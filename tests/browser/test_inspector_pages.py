@@ -328,7 +328,7 @@ def test_a_rollback_by_clicking(browser: Browser, opened: Opened) -> None:
     page.get_by_role("link", name="trip-by-mouse").click()
     page.get_by_role("link", name="Graph").click()
     expect(page.get_by_role("heading", name="Graph of")).to_be_visible()
-    page.get_by_role("link", name="1 create").click()
+    page.get_by_role("link", name="1 city set").click()
     page.get_by_role("link", name="Roll back to version 1").click()
     page.get_by_role("link", name="Cancel").click()
     assert session.get("city", fresh=True) == "Paris", "it was only asked"
@@ -353,7 +353,7 @@ def test_the_graph_is_walked_by_keyboard(browser: Browser, opened: Opened) -> No
         if reached[-1].startswith("fork trip-to-tromso"):
             break
     assert any("checkpoint before booking" in each for each in reached)
-    assert any("back to 3" in each for each in reached)
+    assert any("back to version 3" in each for each in reached)
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="trip-to-tromso")).to_be_visible()
     expect(page.get_by_text("forked from")).to_be_visible()

@@ -345,19 +345,29 @@ async def test_a_version_names_its_worker_and_the_graph_says_what_came_of_what()
         assert {each.replica for each in await session.history()} == {store.replica}
         graph = (await browser.get("/conversations/acme:c/graph")).text
         for shown in (
-            "6 rollback · back to 1",
-            "10 rollback · phase none · back to 1",
-            'class="phase-1" d="M110 44',
-            'class="phase-2" d="M110 70',
-            'class="phase-1" d="M110 96',
+            "rollback · back to 1",
+            "rollback · phase none · back to 1",
+            'class="phase-1" d="M60 62',
+            'class="phase-2" d="M60 108',
+            'class="phase-1" d="M60 154',
+            '<span class="words">hi &lt;script&gt;',
+            "<code>book</code>",
             "checkpoint before",
-            "fork acme:fork&lt;",
+            ">fork acme:fork&lt;</a>",
             'class="bow"',
             "<td>before</td>",
         ):
             assert shown in graph, shown
         assert "It was forked from" not in graph
         assert 'version=2">acme:c</a>' in (await browser.get("/conversations/acme%3Afork%3C/graph")).text
+        for number in range(3):
+            await session.fork(f"acme:fork-{number}", version=3)
+            await store.session(f"acme:fork-{number}").set("n", 1)
+        await store.admin.archive()
+        forked = (await browser.get("/conversations/acme:c/graph")).text
+        assert '<a href="#forks-3">3 forks</a>' in forked
+        row = forked.partition('<tr id="forks-3">')[2].partition("</tr>")[0]
+        assert re.findall(r">(acme:[^<]+)</a>", row) == ["acme:fork-2", "acme:fork-1", "acme:fork-0"]
         await store.session("acme:many").create({})
         for number in range(70):
             await store.session("acme:many").set("n", number)

@@ -40,20 +40,20 @@ _PARTS = 6  # parts in the description of a version
 
 # The line and the graph of versions, in pixels
 WIDTH, _EDGE = 320, 8  # of the line
-ROW, TOP, LANE = 26, 18, 110  # between two versions, above the first, left of the graph's line
-_BOW = 90  # the widest
+ROW, TOP, LANE = 46, 16, 60  # between two versions, above the first, left of the graph's line
+_BOW = 54  # the widest
 
 _MARKS = 60  # of a kind, on the line
 _DRAWN = 60  # versions in a graph
 _COLOURS = 6
-_LONGEST_NAME = 60  # characters; the lists have more
-_AWAY = 3  # branches and forks drawn at one version; the lists have all
+_FORKS = 200
+_AWAY = 2  # forks named at one version; the list has all
 
 
 async def read(request: Request, api: Api) -> Response:
     """A conversation as it is or was, with its messages, its fields and its versions."""
-    place, version, top = _place(request), _number(request, "version"), _number(request, "top")
-    seen = {"version": version, "before": _number(request, "before"), "limit": _MESSAGES}
+    place, version, top = _place(request), number_of(request, "version"), number_of(request, "top")
+    seen = {"version": version, "before": number_of(request, "before"), "limit": _MESSAGES}
     top = top if top is not None or version is None else version + _ABOVE
     below = {"before": None if top is None else top + 1, "limit": _VERSIONS}
     (state, waiting, plan), (used, versions, checkpoints, branches) = await asyncio.gather(
@@ -63,14 +63,14 @@ async def read(request: Request, api: Api) -> Response:
             schedules.plan_of(request, api),
         ),
         asyncio.gather(
-            _optional(api.get(request, f"{place}/usage")),
-            _optional(api.get(request, f"{place}/timeline", below)),
-            _optional(api.get(request, f"{place}/checkpoints", {"order": "desc", "limit": _MARKS})),
-            _optional(api.get(request, f"{place}/branches")),
+            optional(api.get(request, f"{place}/usage")),
+            optional(api.get(request, f"{place}/timeline", below)),
+            optional(api.get(request, f"{place}/checkpoints", {"order": "desc", "limit": _MARKS})),
+            optional(api.get(request, f"{place}/branches")),
         ),
     )
     now, found = state.json, [each.json if each else {} for each in (versions, checkpoints, branches)]
-    rows = [each | {"what": _what(each)} for each in found[0].get("versions", [])]
+    rows = described(found[0].get("versions", []))
     named, apart = found[1].get("checkpoints", [])[::-1], found[2].get("branches", [])
     said = now["messages"]
     made = next((each for each in rows if each["version"] == now["version"]), None)
@@ -84,6 +84,11 @@ async def read(request: Request, api: Api) -> Response:
         spent=spent(made and made["times"]), waiting=waiting, plan=plan,
         used=used.json if used and used.json["calls"] else None,
     )  # fmt: skip
+
+
+def described(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The versions of a timeline, each with its changes in a few words as `what`."""
+    return [each | {"what": _what(each)} for each in rows]
 
 
 def _what(change: dict[str, Any]) -> str:
@@ -105,21 +110,28 @@ def _below(rows: list[dict[str, Any]]) -> int | None:
 
 async def graph(request: Request, api: Api) -> Response:
     """The graph of versions: phases, checkpoints and rollbacks, branches and forks."""
-    place, top = _place(request), _number(request, "top")
+    place, top = _place(request), number_of(request, "top")
     below = {"before": None if top is None else top + 1, "limit": _DRAWN}
     now, versions = await asyncio.gather(
         api.get(request, f"{place}/overview", {"limit": 0, "most": 0}), api.get(request, f"{place}/timeline", below)
     )
-    asked = {"checkpoints": {"order": "desc", "limit": _CHECKPOINTS}, "branches": {}, "forks": {}}
-    others = await asyncio.gather(*(_optional(api.get(request, f"{place}/{name}", asked[name])) for name in asked))
+    asked: dict[str, dict[str, Any]] = {
+        "checkpoints": {"order": "desc", "limit": _CHECKPOINTS},
+        "branches": {},
+        "forks": {"limit": _FORKS},
+    }
+    others = await asyncio.gather(*(optional(api.get(request, f"{place}/{name}", asked[name])) for name in asked))
     checkpoints, branches, forks = (
         each.json[name] if each else [] for each, name in zip(others, asked, strict=True)
     )  # fmt: skip
-    rows = versions.json["versions"]
+    rows = described(versions.json["versions"])
+    apart: dict[int | None, list[dict[str, Any]]] = {}
+    for each in sorted(forks, key=lambda fork: -(fork["version"] or 0)):
+        apart.setdefault(each["version"], []).append(each)
     return page(
         request, "graph", id=request.path_params["id"], now=now.json, drawn=graph_of(rows, branches, forks),
-        rows=rows, below=_below(rows), top=top, checkpoints=checkpoints,
-        most_checkpoints=_CHECKPOINTS, branches=branches, forks=forks,
+        below=_below(rows), top=top, row=ROW, lane=LANE, checkpoints=checkpoints, most_checkpoints=_CHECKPOINTS,
+        branches=branches, forks=apart, all_forks=len(forks), most_forks=_FORKS,
     )  # fmt: skip
 
 
@@ -144,7 +156,7 @@ async def _waiting(request: Request, api: Api, place: str) -> dict[str, Any]:
 async def difference(request: Request, api: Api) -> Response:
     """Compare two versions."""
     place = _place(request)
-    one, other = _number(request, "from"), _number(request, "to")
+    one, other = number_of(request, "from"), number_of(request, "to")
     if one is None or other is None:
         raise Refused(422, "give two versions: from and to")
     found = (await api.get(request, f"{place}/versions/{one}/diff", {"to": other})).json
@@ -161,7 +173,7 @@ async def difference(request: Request, api: Api) -> Response:
     )  # fmt: skip
 
 
-async def _optional(found: Any) -> Found | None:
+async def optional(found: Any) -> Found | None:
     """An answer, or None if it is missing, such as the history of a record that is only in Redis."""
     try:
         answer: Found = await found
@@ -176,7 +188,7 @@ def _place(request: Request) -> str:
     return named("/v1/conversations/{}", request.path_params["id"])
 
 
-def _number(request: Request, name: str) -> int | None:
+def number_of(request: Request, name: str) -> int | None:
     """A number in the query, None if absent."""
     given = query_of(request)
     return _of_form(given, name) if given.get(name) else None
@@ -189,7 +201,7 @@ async def ask(request: Request, api: Api) -> Response:
     """The page that explains the change, with the button for it."""
     what = request.path_params["what"]
     now = (await api.get(request, f"{_place(request)}/overview", {"limit": 0, "most": 0})).json
-    version = _number(request, "version") or now["version"]
+    version = number_of(request, "version") or now["version"]
     return page(request, "ask", id=request.path_params["id"], what=what, now=now, version=version)
 
 
@@ -262,37 +274,39 @@ def line_of(newest: int, checkpoints: list[dict[str, Any]], branches: list[dict[
 
 @dataclass(slots=True)
 class Dot:
-    """A version: its place, its colour, the text next to it, and its branches and forks as kind, name and id."""
+    """A version in the graph: its row of the timeline, its place and colour, its marks, and what begins after it."""
 
-    version: int
+    row: dict[str, Any]
     y: int
     colour: int
-    words: str
-    marked: bool
+    marks: list[str]
     bow: str = ""
-    away: list[tuple[str, str, str]] = field(default_factory=list)
+    branches: list[dict[str, Any]] = field(default_factory=list)
+    forks: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def named(self) -> list[dict[str, Any]]:
+        """The forks that are named beside it; more are only counted."""
+        return self.forks if len(self.forks) <= _AWAY else []
 
 
 def graph_of(rows: list[dict[str, Any]], branches: list[dict[str, Any]], forks: list[dict[str, Any]]) -> list[Dot]:
     """A dot for each of these rows of a timeline, the newest first."""
     places = {each["version"]: TOP + at * ROW for at, each in enumerate(rows)}
-    found: list[Dot] = []
+    found: dict[int, Dot] = {}
     colours = {"": 0}
     colour = 0
     for each in reversed(rows):
         if each["phase"] is not None:
             colour = colours.setdefault(each["phase"], (len(colours) - 1) % _COLOURS + 1)
-        found.append(_dot(each, places, colour))
-    dots = {each.version: each for each in found}
+        found[each["version"]] = _dot(each, places, colour)
     for branch in branches:
-        if branch["base"] in dots:
-            dots[branch["base"]].away.append(("branch", f"branch {branch['id']}: {branch['commits']} commits", ""))
+        if branch["base"] in found:
+            found[branch["base"]].branches.append(branch)
     for fork in forks:
-        if fork["version"] in dots:
-            dots[fork["version"]].away.append(("fork", f"fork {fork['id']}"[:_LONGEST_NAME], fork["id"]))
-    for each_dot in found:
-        each_dot.away[_AWAY:] = []
-    return found[::-1]
+        if fork["version"] in found:
+            found[fork["version"]].forks.append(fork)
+    return [*found.values()][::-1]
 
 
 def _dot(row: dict[str, Any], places: dict[int, int], colour: int) -> Dot:
@@ -300,10 +314,9 @@ def _dot(row: dict[str, Any], places: dict[int, int], colour: int) -> Dot:
     marks += [f"checkpoint {row['label']}"] if row["label"] is not None else []
     marks += [f"back to {row['restored']}"] if row["restored"] is not None else []
     y = places[row["version"]]
-    words = " · ".join([f"{row['version']} {row['kind']}", *(each[:_LONGEST_NAME] for each in marks)])
-    dot = Dot(row["version"], y, colour, words, bool(marks))
+    dot = Dot(row, y, colour, marks)
     if row["restored"] in places:
         end = places[row["restored"]]
-        left = LANE - min(_BOW, 20 + abs(end - y) // 4)
+        left = LANE - min(_BOW, 14 + abs(end - y) // 8)
         dot.bow = f"M{LANE} {y} C{left} {y} {left} {end} {LANE} {end}"
     return dot
