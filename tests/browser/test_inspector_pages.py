@@ -49,6 +49,11 @@ PAGES = {
     "live": f"{PATH}/live",
     "take-over": HELD,
     "fleet": f"{PATH}/fleet",
+    "users": f"{PATH}/users",
+    "user": f"{PATH}/users/ada",
+    "tasks": f"{PATH}/tasks",
+    "task": f"{PATH}/tasks/nightly-report",
+    "tokens": f"{PATH}/tokens",
     "sign-in": f"{PATH}/sign-in",
 }
 
@@ -81,6 +86,8 @@ def fill(store: StateStore) -> None:
     trip.set("city", "Bergen")
     trip.fork("trip-to-tromso", version=8)
     store.session("trip-to-tromso").set("city", "Tromso")
+    store.user("ada").set("language", "nb")
+    store.task("nightly-report", user="ada").create({"pages": 3})
     store.session("large").create({"city": "Oslo", "report": "x" * 3_000_000})
     store.session("planned").transition("new_task")
     slow = store.session("a-slow-turn", user="ada").turn(wait=1)

@@ -31,7 +31,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distributed_state.errors import InvalidValue
-from distributed_state.programs.inspector import conversation, schedules, usage
+from distributed_state.programs.inspector import conversation, records, schedules, usage
 from distributed_state.programs.inspector.pages import (
     HEADERS,
     HELD,
@@ -394,6 +394,12 @@ class _Kind(_Word):
     regex = "conversations|users|tasks"
 
 
+class _Others(_Word):
+    """A kind of record that is not a conversation."""
+
+    regex = "users|tasks"
+
+
 class _Steering(_Word):
     """An action on a lease that a page may request."""
 
@@ -402,6 +408,7 @@ class _Steering(_Word):
 
 register_url_convertor("change", _Change())
 register_url_convertor("kind", _Kind())
+register_url_convertor("others", _Others())
 register_url_convertor("steering", _Steering())
 PATH = "/inspect"
 _USED = "This one-time link was already used. Run `distributed-state inspect` again for a new one."
@@ -429,6 +436,11 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", _LEASE, ask_about_lease),
     ("POST", _LEASE, steer_lease),
     ("GET", "/fleet", fleet),
+    ("GET", "/users", records.users),
+    ("GET", "/tasks", records.tasks),
+    ("GET", "/{kind:others}/{id}", records.one),
+    ("GET", "/tokens", records.tokens),
+    ("POST", "/tokens/{token}/revoke", records.revoke),
     ("GET", "/sign-in", sign_in_page),
     ("POST", "/sign-in", sign_in),
     ("POST", "/sign-out", sign_out),

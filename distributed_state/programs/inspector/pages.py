@@ -225,9 +225,9 @@ def _to_sign_in(request: Request) -> Response:
     return RedirectResponse(place, 303, HEADERS)
 
 
-def conversation_page(id: str, root: str) -> str:
-    """The path of a conversation's page."""
-    return as_text.path(root, "/conversations/{}", id)
+def conversation_page(id: str, root: str, kind: str = "conversations") -> str:
+    """The path of the page of a conversation, a user or a task."""
+    return as_text.path(root, f"/{kind}/{{}}", id)
 
 
 def typed(text: str) -> str:
