@@ -161,7 +161,7 @@ async def test_a_stuck_conversation_is_listed_and_tried_again() -> None:
         await store.session("evil:c").create()
         await make_stuck(store, "acme:c", "evil:c")
         listed = (await browser.get("/stuck")).text
-        for shown in ("1 conversation is stuck", "acme:c", "acme:ada", "<td>support</td>", "ZeroDivisionError"):
+        for shown in ("1 conversation is stuck", "acme:c", "acme:ada", ">support</td>", "ZeroDivisionError"):
             assert shown in listed, shown
         for hidden in ("evil:c", "a secret"):
             assert hidden not in listed, hidden
@@ -191,6 +191,25 @@ async def test_a_retry_on_the_conversations_page_comes_back_to_it() -> None:
         assert done.headers["location"] == f"{PATH}/conversations/acme%3Ac"
 
 
+async def test_all_stuck_conversations_are_retried_but_those_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with looked_at() as (store, browser):
+        monkeypatch.setattr(schedules, "_ROWS", 2)
+        for id in ("acme:d", "acme:e", "evil:c"):
+            await store.session(id).create()
+        await make_stuck(store, "acme:c", "acme:d", "acme:e", "evil:c")
+        reader = await with_rights(browser, "acme:", "read")
+        assert "Retry all" not in (await reader.get("/stuck")).text
+        assert "Retry all" in (await browser.get("/stuck")).text
+        assert (await reader.post("/stuck/retry", {"x": ""})).status_code == 403
+        foreign = await browser.post("/stuck/retry", {"x": ""}, **{"Sec-Fetch-Site": "cross-site"})
+        assert foreign.status_code == 403
+        assert (await browser.post("/stuck/retry", {"x": ""})).headers["location"] == f"{PATH}/stuck"
+        assert "No conversation is stuck" in (await browser.get("/stuck")).text
+        found = await schedule_of(store.session("evil:c"))
+        assert found is not None
+        assert found.stuck, "another tenant's"
+
+
 # The schedule of a conversation
 
 
@@ -208,6 +227,24 @@ async def test_a_conversation_shows_its_handler_and_its_wakes() -> None:
             assert ("x" * 300 + "…" in page, "x" * 301 in page) == (True, False)
         await session.post(said("hi"))
         assert "<b>support</b> is due now" in (await browser.get(PLACE)).text
+
+
+async def test_a_wake_is_cancelled_once_by_who_may() -> None:
+    async with looked_at() as (store, browser):
+        session = store.session("acme:c")
+        for name in ("", "n\u202e"):
+            await session.wake("x", after=60, name=name)
+        reader = await with_rights(browser, "acme:", "read")
+        shown = ["/cancel-wake" in (await each.get(PLACE)).text for each in (browser, reader)]
+        assert shown == [True, False]
+        assert (await reader.post(PLACE + "/cancel-wake", {"name": ""})).status_code == 403
+        foreign = await browser.post(PLACE + "/cancel-wake", {"name": ""}, **{"Sec-Fetch-Site": "cross-site"})
+        assert foreign.status_code == 403
+        assert (await browser.post(PLACE + "/cancel-wake", {"name": "n"})).status_code == 409
+        for name in ("n\u202e", ""):
+            done = await browser.post(PLACE + "/cancel-wake", {"name": name})
+            assert done.headers["location"] == f"{PATH}/conversations/acme%3Ac"
+        assert "<h2>Schedule</h2>" not in (await browser.get(PLACE)).text
 
 
 async def test_a_wake_of_a_conversation_without_a_handler_waits_for_a_turn() -> None:

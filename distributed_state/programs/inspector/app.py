@@ -427,6 +427,8 @@ _PAGES: tuple[tuple[str, str, Page], ...] = (
     ("GET", _ONE + "/schedule", schedules.one),
     ("POST", _ONE + "/answer", schedules.answer),
     ("POST", _ONE + "/retry", schedules.retry),
+    ("POST", _ONE + "/cancel-wake", schedules.cancel_wake),
+    ("POST", "/stuck/retry", schedules.retry_all),
     ("GET", _ONE + "/{what:change}", conversation.ask),
     ("POST", _ONE + "/{what:change}", conversation.do),
     ("GET", "/questions", schedules.questions),

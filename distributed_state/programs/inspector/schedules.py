@@ -127,6 +127,19 @@ async def retry(request: Request, api: Api) -> Response:
     return _back(request, given, "stuck")
 
 
+async def retry_all(request: Request, api: Api) -> Response:
+    """Let the handlers of all stuck conversations be called again, a page of them at a time."""
+    await form(request)
+    after: str | None = ""
+    while after is not None:
+        query = {"stuck": "true", "fresh": "true", "limit": _ROWS, "after": after}
+        found = (await api.get(request, "/v1/conversations", query)).json
+        for each in found["conversations"]:
+            await api.ask(request, "POST", named("/v1/conversations/{}/retry", each["id"]))
+        after = found["after"]
+    return RedirectResponse(f"{request.scope['root_path']}/stuck", 303, HEADERS)
+
+
 def _back(request: Request, given: dict[str, str], listed: str) -> Response:
     root = request.scope["root_path"]
     place = conversation_page(request.path_params["id"], root) if given.get("back") else f"{root}/{listed}"
@@ -138,6 +151,14 @@ def _place(request: Request) -> str:
 
 
 # One conversation
+
+
+async def cancel_wake(request: Request, api: Api) -> Response:
+    """Remove a wake, and go back to its conversation."""
+    name = (await form(request)).get("name", "")
+    if not (await api.ask(request, "DELETE", f"{_place(request)}/wakes", {"name": name})).json["cancelled"]:
+        raise Refused(409, "there is no such wake: it was served or cancelled meanwhile")
+    return RedirectResponse(conversation_page(request.path_params["id"], request.scope["root_path"]), 303, HEADERS)
 
 
 async def one(request: Request, api: Api) -> Response:
