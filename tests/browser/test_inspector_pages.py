@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -244,6 +245,42 @@ def test_each_page_is_usable_by_everybody_and_loads_nothing_from_others(
     if scheme == "light" and name in PICTURED:
         picture(watched.page, f"inspector-{name}")
     watched.page.context.close()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_page_scrolls_sideways_on_a_phone(browser: Browser, opened: Opened, name: str) -> None:
+    watched = opened_page(browser, opened)
+    watched.page.set_viewport_size({"width": 390, "height": 844})
+    watched.page.goto(opened.url + (opened.asked_to_take_over() if PAGES[name] == HELD else PAGES[name]))
+    assert watched.page.evaluate("document.documentElement.scrollWidth") == 390
+    watched.page.context.close()
+
+
+def test_times_are_shown_in_the_readers_time_zone(browser: Browser, opened: Opened) -> None:
+    context = browser.new_context(timezone_id="Pacific/Kiritimati")  # 14 hours ahead of UTC
+    cookie = {"name": "distributed_state_inspector", "value": KEY, "url": f"{opened.url}{PATH}/"}
+    context.add_cookies([cookie])  # type: ignore[list-item]
+    page = context.new_page()
+    page.goto(opened.url + PLACE)
+    shown = page.locator(".versions time").first
+    expect(shown).not_to_contain_text("UTC")
+    at = datetime.fromisoformat(shown.get_attribute("datetime") or "")
+    there = at.astimezone(timezone(timedelta(hours=14)))
+    assert (shown.text_content() or "").endswith(there.strftime("%H:%M:%S"))
+    assert shown.get_attribute("title") == at.strftime("%Y-%m-%d %H:%M:%S UTC")
+    context.close()
+
+
+def test_the_actions_stay_in_reach(browser: Browser, opened: Opened) -> None:
+    for width in (1100, 390):
+        watched = opened_page(browser, opened)
+        page = watched.page
+        page.set_viewport_size({"width": width, "height": 600})
+        page.goto(f"{opened.url}{PLACE}?version=9")
+        page.mouse.wheel(0, 5000)
+        page.wait_for_function("scrollY > 500")
+        expect(page.get_by_role("link", name="Roll back to version 9")).to_be_in_viewport(ratio=1)
+        page.context.close()
 
 
 def test_a_fault_and_a_strangers_request_would_be_noticed(browser: Browser, opened: Opened) -> None:

@@ -425,6 +425,9 @@ def serve(
     inspect: Annotated[
         bool, _option("INSPECT", "Serve the inspector at /inspect: web pages that show and change the store.")
     ] = True,
+    inspect_title: Annotated[
+        str, _option("INSPECT_TITLE", "Name of this installation on the inspector's pages, such as Production.")
+    ] = "",
 ) -> None:
     """Serve conversations over HTTP, until SIGTERM or Ctrl-C; needs `pip install 'distributed-state\\[serve]'`.
 
@@ -471,7 +474,7 @@ def serve(
         access_log=access_log,
         origins=tuple(cors_origin or ()),
         more=_mcp() if mcp else (),
-        mounts={"/inspect": _inspector()} if inspect else {},
+        mounts={"/inspect": partial(_inspector(), title=inspect_title)} if inspect else {},
         report=report,
     )
 
@@ -496,6 +499,7 @@ def _mcp() -> tuple[Any, ...]:
 def inspect(
     context: typer.Context,
     port: Annotated[int, typer.Option(help="Port to listen on; 0 is any that is free.", min=0, max=65535)] = 0,
+    title: Annotated[str, _option("INSPECT_TITLE", "Name of this installation on the pages, such as Production.")] = "",
 ) -> None:
     r"""Look at a store in a browser, on this machine, until Ctrl-C; needs `pip install 'distributed-state\[serve]'`.
 
@@ -529,6 +533,6 @@ def inspect(
         port=port,
         access=service.Access(key=key),
         limits=service.Limits(notice=0.0),
-        mounts={inspector.PATH: lambda served: inspector.inspector(served, tickets)},
+        mounts={inspector.PATH: lambda served: inspector.inspector(served, tickets, title=title)},
         report=report,
     )
