@@ -99,7 +99,7 @@ class DistributedFlowPersistence(FlowPersistence):
         with self._saving:
             fields = finish(self._session(flow_uuid).get_all(fresh=True))
             if SAVED not in fields:
-                self._read.pop(flow_uuid, None)
+                self._keep(flow_uuid, {})  # what another worker begins meanwhile stays
                 return None
             self._keep(flow_uuid, own(fields))
         return {name.removeprefix(STATE): value for name, value in fields.items() if name.startswith(STATE)}
@@ -133,7 +133,7 @@ class DistributedFlowPersistence(FlowPersistence):
             stored = dumped(own(finish(session.get_all(fresh=True)))) if read is None else read
             changes = difference(fields, stored)
             changes["set"] |= {**saved_by(method), **(more or {})}
-            finish(session.write(**changes, **change, revive=read is None))
+            finish(session.write(**changes, **change, revive=not read))
             self._keep(flow_uuid, fields)
 
     def _keep(self, flow_uuid: str, fields: dict[str, Any]) -> None:

@@ -132,6 +132,15 @@ async def test_workers_that_change_other_keys_keep_both_changes(opener: Any) -> 
     assert one.load_state("f") == {"id": "f", "new": 1}
 
 
+async def test_workers_that_begin_a_flow_at_the_same_time_keep_both_states(opener: Any) -> None:
+    """Each has found none, so neither means to replace the other's."""
+    one, other = DistributedFlowPersistence(await opener()), DistributedFlowPersistence(await opener())
+    assert one.load_state("f") is other.load_state("f") is None
+    one.save_state("f", "note", {"id": "f", "one": 1})
+    other.save_state("f", "note", {"id": "f", "other": 2})
+    assert one.load_state("f") == {"id": "f", "one": 1, "other": 2}
+
+
 async def test_a_save_writes_only_what_changed(store: Any) -> None:
     persistence = DistributedFlowPersistence(store)
     persistence.save_state("f", "one", {"id": "f", "big": "x" * 1000, "n": 1})
