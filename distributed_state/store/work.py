@@ -338,7 +338,11 @@ class SessionWorker:
                 with self._mutex:
                     self._published.add(place)
             for member, score in zip(rows[::2], rows[1::2], strict=True):
-                self._begin(_Taken(name, tiers.keys.of(Ref.parse(member.decode())), score))
+                taken = _Taken(name, tiers.keys.of(Ref.parse(member.decode())), score)
+                if self._stopping:  # meanwhile: others serve it at once
+                    await self._send(taken, self._now_ms())
+                else:
+                    self._begin(taken)
                 count += 1
         self._sets.note(there, absent, unfilled)
         return count

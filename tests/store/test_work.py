@@ -20,6 +20,7 @@ from distributed_state.port import shared
 from distributed_state.results import StopResult
 from distributed_state.store import due_sets, watch, work
 from distributed_state.values.schedule import Schedule
+from distributed_state.warm.scripts import DUE
 
 
 async def test_what_is_posted_is_answered_by_the_handler(store: Any) -> None:
@@ -53,6 +54,24 @@ def test_of_places_that_have_many_sessions_few_are_asked() -> None:
     assert work.looked_at(places, set(places), 4) == places[:1]
     assert work.looked_at(places, set(places), 20) == places[:3]
     assert work.looked_at(places, set(places[2:]), 20) == places[:2]
+
+
+async def test_what_a_worker_took_while_it_was_told_to_stop_is_given_back(store: Any, monkeypatch: Any) -> None:
+    port, seen = tiers(store).port, list[Any]()
+    scripts = port.scripts
+
+    async def stopping(calls: Any, *given: Any, **named: Any) -> Any:
+        answers = await scripts(calls, *given, **named)
+        if any(call[0] is DUE and answer[4:5] not in ([], [[]]) for call, answer in zip(calls, answers, strict=True)):
+            store.stop_working()
+        return answers
+
+    monkeypatch.setattr(port, "scripts", stopping)
+    await store.session("s").post(said("1"), handler="a")
+    store.handler("a", answering(seen))
+    await store.work()
+    assert seen == []
+    assert due_set(store, "s")[b"session:s"] / 1000 <= tiers(store).clock.now()
 
 
 async def test_a_session_has_one_handler_and_others_leave_it_alone(store: Any) -> None:
