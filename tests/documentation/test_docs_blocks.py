@@ -294,3 +294,12 @@ def test_blocks_stand_in_lists_too() -> None:
     assert found == [
         Block("a.md", 3, 6, "    ", "python", frozenset(), {}, None, "if x:\n    y\n", None),
     ]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("page", ["README", "docs/how-to/fastapi", "docs/how-to/gunicorn", "docs/how-to/celery"])
+def test_programs_that_ask_a_model_show_its_time(page: str) -> None:
+    """Otherwise the history calls a slow turn slow elsewhere."""
+    programs = [each.text for each in blocks(page, (ROOT / f"{page}.md").read_text()) if ".turn(" in each.text]
+    assert programs
+    assert all("with turn.model(" in each for each in programs)
