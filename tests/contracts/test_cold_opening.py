@@ -142,7 +142,9 @@ def test_a_contraction_waits_for_its_command(
 ) -> None:
     """A database that is older is brought up to the revision before it, and a new one has it."""
     monkeypatch.setattr(opening, "CONTRACTS", {"3": "0.2"})
-    assert [opening.expanded(each) for each in (None, "1", "2", "3", "4", "9999")] == ["4", "2", "2", "4", "4", "9999"]
+    head = tables.HEAD
+    found = {each: opening.expanded(each) for each in (None, "1", "2", "3", head, "9999")}
+    assert found == {None: head, "1": "2", "2": "2", "3": head, head: head, "9999": "9999"}
     assert [opening.pending(each) for each in (None, "1", "3", "9999")] == [{}, {"3": "0.2"}, {}, {}]
     for url in (f"sqlite:///{tmp_path}/each.db", postgres_url):
         database = Database(url, 10)
