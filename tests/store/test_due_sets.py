@@ -69,9 +69,13 @@ async def test_each_partition_gets_a_page_in_turn(store: Any, monkeypatch: pytes
     async with working(store, {"a": answering([])}):
         await until(lambda: sum(len(due_set(store, f"s{number}")) for number in range(6 * partitions)) > 0)
         await until(lambda: all(due_set(store, f"s{number}") for number in range(6 * partitions)), 60.0)
-    first = seen.index(next(each for each in seen if not each[1]))
-    assert len(seen) > partitions
-    assert {partition for partition, _ in seen[:first]} == {partition for partition, _ in seen}
+    pages = [partition for partition, _ in seen]
+    assert set(pages) == set(range(partitions))
+    for at, partition in enumerate(pages):
+        if partition in pages[at + 1 :]:
+            again = pages.index(partition, at + 1)
+            begun = {*pages[:at]} & {*pages[again:]}
+            assert begun <= {partition, *pages[at:again]}, "each gets a page between two of another one"
 
 
 async def test_a_set_that_another_worker_has_filled_is_left_alone(store: Any) -> None:
