@@ -98,11 +98,11 @@ async def test_wakes_arrive_when_they_are_due_and_repeat(store: Any) -> None:
     session = store.session("s")
     now = tiers(store).clock.now()
     await session.wake("late", after=3600, name="late", handler="a")
+    assert await session.inbox() == []
     await session.wake("replaced", after=1, name="once")
     await session.wake("once", at=now + 1.5, name="once")
     await session.wake("again", every=2, name="again")
     assert [(each.wake, each.every) for each in await session.wakes()] == [("once", None), ("again", 2), ("late", None)]
-    assert await session.inbox() == []
     async with working(store, {"a": note}):
         await until(lambda: [each[0] for each in seen].count("again") == 2)
         assert await session.cancel_wake("again") is True
