@@ -171,7 +171,10 @@ class SessionWorker:
         self._busy: dict[str, int] = {}  # how often the lease of a session was held by somebody else, in a row
         places = [(name, *each) for each in self._partitions() for name in handlers]
         self._names: dict[bytes, Place] = {keys.due_of(name): (name, partition) for name, partition, keys in places}
-        self._turns = deque(chance.source.sample(list(self._names.values()), len(self._names)))
+        order = chance.source.sample(list(self._names.values()), len(self._names))
+        self._turns = deque(order)
+        # When this worker looked there last, by the monotonic clock; at first another order than that of other workers.
+        self._last: dict[Place, float] = {place: float(at - len(order)) for at, place in enumerate(order)}
         self._next: dict[Place, float] = {}  # when a session is due there, by the monotonic clock, as far as is known
         self._stopping = self._released = False
         self._looked = -math.inf
@@ -292,14 +295,13 @@ class SessionWorker:
 
     async def _take(self, looks: Iterable[Place], free: int) -> int:
         """Take and begin due sessions of these handlers in these partitions, at most `free`; return how many."""
-        waiting = list(looks)
-        start = chance.source.randrange(len(waiting) or 1)
-        waiting = waiting[start:] + waiting[:start]
-        waiting.sort(key=self._full.__contains__)  # the full ones last: each of them alone can fill what is free
+        # The full ones last: each of them alone can fill what is free. In turn, because some would wait long by chance.
+        waiting = sorted(looks, key=lambda place: (place in self._full, self._last[place]))
         taken = 0
         while waiting and taken < free:
             some = looked_at(waiting, self._full, free - taken)
             waiting = waiting[len(some) :]
+            self._last.update(dict.fromkeys(some, self._port.monotonic()))
             taken += await self._look(some, max(1, (free - taken) // len(some)))
         with self._mutex:
             self._published.update(waiting)

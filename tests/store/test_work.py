@@ -74,6 +74,23 @@ async def test_what_a_worker_took_while_it_was_told_to_stop_is_given_back(store:
     assert due_set(store, "s")[b"session:s"] / 1000 <= tiers(store).clock.now()
 
 
+@pytest.mark.unit
+async def test_a_worker_with_one_free_slot_looks_at_full_places_in_turn() -> None:
+    places = [("a", partition) for partition in range(8)]
+    seen: list[Any] = []
+
+    async def look(some: list[Any], most: int) -> int:
+        seen.extend(some)
+        return most
+
+    worker = object.__new__(work.SessionWorker)
+    worker._full, worker._published, worker._last = set(places), set(), dict.fromkeys(places, -1.0)
+    worker._mutex, worker._port, worker._look = threading.Lock(), time, look  # type: ignore[assignment]
+    for _ in range(2 * len(places)):
+        await worker._take(places, 1)
+    assert sorted(seen[:8]) == sorted(seen[8:]) == places
+
+
 async def test_a_session_has_one_handler_and_others_leave_it_alone(store: Any) -> None:
     seen: list[Any] = []
     session = store.session("s")
