@@ -171,7 +171,7 @@ async def test_a_fenced_write_and_a_lost_lock_are_counted(store: Any) -> None:
             raise Conflict("the sync API ends no body")
     assert scrape("refused_writes_total", "fenced") == 1
     assert scrape(OPERATIONS, "commit", "warm", "fenced") == 1
-    assert scrape("leases_lost_total") == 1
+    await until(lambda: scrape("leases_lost_total") == 1)
     assert scrape("leases_held") == 0
 
 
