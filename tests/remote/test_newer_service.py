@@ -108,7 +108,8 @@ async def read(store: Any) -> list[Any]:
         await session.get_all(), await session.get("city"), await session.version(), await session.tags(),
         await session.messages(), await session.phase(), await session.history(), await session.at(version=3),
         await session.checkpoints(), await session.lifetime(), await session.inbox(), await session.wakes(),
-        await session.items("notes").list(), await session.items("notes").find("k"), await store.sessions(),
+        await session.items("notes").list(), await session.items("notes").find("k"),
+        await store.sessions(fresh=True),
         await store.asks(), await store.admin.branches("s"), [each.id for each in await store.admin.replicas()],
     ]  # fmt: skip
     async for part in session.output("r1", wait=10):
